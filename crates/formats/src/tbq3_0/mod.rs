@@ -1,0 +1,32 @@
+#![doc = include_str!("README.md")]
+#![doc = include_str!("../scalar_code.md")]
+
+use crate::scalar_code::{self, BLOCK, NEGATIVE};
+use crate::{FormatSpec, Packing, Rotation, Tolerance};
+
+/// 3-bit codes, 14 bytes for 32 values.
+pub static SPEC: FormatSpec = FormatSpec {
+    name: "tbq3_0",
+    id: 1,
+    summary: "3-bit Lloyd-Max codes after a signed 32-point Hadamard rotation",
+    block_len: BLOCK,
+    block_bytes: 14,
+    code_bits: 3,
+    rotation: Rotation::SignedHadamard32 { negative: NEGATIVE },
+    packing: Packing::Stream,
+    #[rustfmt::skip]
+    codebook: &[
+        -2.1519457, -1.3439093, -0.7560053, -0.2450942,
+         0.2450942,  0.7560053,  1.3439093,  2.1519457,
+    ],
+    tolerance: Tolerance {
+        gaussian_mse: 0.03247,
+        gaussian_mse_margin: 0.03,
+        score: 2e-6,
+        attention: 1e-5,
+    },
+    encode: |x, bytes| scalar_code::encode(&SPEC, x, bytes),
+    decode: |bytes, x, domain| scalar_code::decode(&SPEC, bytes, x, domain),
+};
+
+const _: () = scalar_code::check(&SPEC);
