@@ -22,8 +22,8 @@ pub static SPEC: FormatSpec = FormatSpec {
     tolerance: Tolerance {
         gaussian_mse: 0.008926,
         gaussian_mse_margin: 0.03,
-        score: 2e-6,
-        attention: 1e-5,
+        score: 8e-7,
+        attention: 2e-6,
     },
     encode: |x, bytes| scalar_code::encode(&SPEC, x, bytes),
     decode: |bytes, x, domain| scalar_code::decode(&SPEC, bytes, x, domain),

@@ -1,0 +1,321 @@
+//! Encode, decode and dot, eight blocks at a time.
+
+use core::arch::x86_64::*;
+use core::array;
+
+use kvforge_formats::{CodecError, Domain};
+
+use super::lanes::{self, BLOCK, Lanes};
+use super::layout::{Codebook, Layout};
+use crate::kernels::{LINE, TILE};
+use crate::view::Span;
+use crate::{Isa, Op, counters};
+
+/// Entries of the largest codebook.
+const MAX_CODES: usize = 16;
+
+/// Exponent bits of an fp16 number: all set in infinities and NaNs.
+const F16_EXPONENT: u16 = 0x7c00;
+
+/// `x` and `bytes` hold the same number of whole blocks.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn encode<F: Layout>(x: &[f32], bytes: &mut [u8], slot: u32) -> Result<(), CodecError> {
+    let x = x.as_chunks::<BLOCK>().0;
+    let mut written = 0;
+    for (x, out) in x.chunks(8).zip(F::blocks_mut(bytes).chunks_mut(8)) {
+        let done = match x.as_array() {
+            Some(x) => encode_eight::<F>(x, out),
+            None => {
+                let mut padded = [[0.0; BLOCK]; 8];
+                for (padded, x) in padded.iter_mut().zip(x) {
+                    *padded = *x;
+                }
+                encode_eight::<F>(&padded, out)
+            }
+        };
+        written += done;
+        if done < out.len() {
+            break;
+        }
+    }
+    counters::add(F::SPEC, Op::Encode, Isa::Avx2, slot, written);
+    match x.get(written) {
+        None => Ok(()),
+        Some(bad) => Err(match bad.iter().position(|v| !v.is_finite()) {
+            Some(i) => CodecError::NonFinite {
+                index: written * BLOCK + i,
+            },
+            None => CodecError::ScaleOverflow { block: written },
+        }),
+    }
+}
+
+/// Encodes up to the first block that has no finite scale, which is so for a
+/// block with a value that is not finite: the rotation spreads it. Writes at
+/// most `out.len()` blocks and returns how many. The operations, their order
+/// and their rounding are the reference's; so no fused multiply-add here.
+#[target_feature(enable = "avx2,f16c")]
+fn encode_eight<F: Layout>(x: &[[f32; BLOCK]; 8], out: &mut [F::Block]) -> usize {
+    let mut r = lanes::gather(x);
+    lanes::rotate(F::SPEC.rotation, &mut r);
+
+    let mut sum = _mm256_setzero_ps();
+    for r in &r {
+        sum = _mm256_add_ps(sum, _mm256_mul_ps(*r, *r));
+    }
+    let scale = _mm256_sqrt_ps(_mm256_div_ps(sum, _mm256_set1_ps(BLOCK as f32)));
+    let mut stored = [0u16; 8];
+    // SAFETY: writes the 16 bytes of `stored`; the store needs no alignment.
+    unsafe {
+        _mm_storeu_si128(
+            stored.as_mut_ptr().cast(),
+            _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(scale),
+        );
+    }
+    let good = stored
+        .iter()
+        .take_while(|s| **s & F16_EXPONENT != F16_EXPONENT)
+        .count();
+
+    // A block of zeros has all codes 0.
+    let coded = _mm256_cmp_ps::<_CMP_NEQ_UQ>(scale, _mm256_setzero_ps());
+    let inverse = _mm256_div_ps(_mm256_set1_ps(1.0), scale);
+    let mut codes = [_mm256_setzero_si256(); BLOCK];
+    for (code, r) in codes.iter_mut().zip(&r) {
+        let nearest = nearest::<F>(_mm256_mul_ps(*r, inverse));
+        *code = _mm256_and_si256(nearest, _mm256_castps_si256(coded));
+    }
+    let writable = good.min(out.len());
+    if let Some(out) = out.get_mut(..writable) {
+        // SAFETY: this function has AVX2.
+        unsafe { F::pack(&stored, &codes, out) };
+    }
+    writable
+}
+
+/// Code of the codebook entry nearest to `x`, as the reference finds it: how many
+/// thresholds are below `x`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn nearest<F: Layout>(x: __m256) -> __m256i {
+    let mut code = _mm256_setzero_si256();
+    for threshold in &const { thresholds(F::SPEC.codebook) }[..F::SPEC.codebook.len() - 1] {
+        // All ones, that is -1, where `x` is above.
+        let above = _mm256_cmp_ps::<_CMP_GT_OQ>(x, _mm256_set1_ps(*threshold));
+        code = _mm256_sub_epi32(code, _mm256_castps_si256(above));
+    }
+    code
+}
+
+/// For every entry but the last, the largest fp32 number that is coded by it or
+/// one before.
+const fn thresholds(codebook: &[f32]) -> [f32; MAX_CODES - 1] {
+    let mut thresholds = [f32::INFINITY; MAX_CODES - 1];
+    let mut i = 0;
+    while i + 1 < codebook.len() {
+        thresholds[i] = threshold(codebook[i], codebook[i + 1]);
+        i += 1;
+    }
+    thresholds
+}
+
+/// The largest `x` for which `x - low <= high - x` holds as fp32 computes it. The
+/// reference compares these distances, and their rounding decides ties; as
+/// both sides are monotonic in `x`, one number says the same.
+const fn threshold(low: f32, high: f32) -> f32 {
+    let (mut nearer_low, mut nearer_high) = (rank(low), rank(high));
+    while nearer_low + 1 < nearer_high {
+        let middle = (nearer_low + nearer_high) / 2;
+        let x = of_rank(middle);
+        if x - low <= high - x {
+            nearer_low = middle;
+        } else {
+            nearer_high = middle;
+        }
+    }
+    of_rank(nearer_low)
+}
+
+/// Consecutive integers for consecutive fp32 numbers.
+const fn rank(x: f32) -> i64 {
+    let magnitude = (x.to_bits() & 0x7fff_ffff) as i64;
+    if x.is_sign_negative() {
+        -magnitude
+    } else {
+        magnitude
+    }
+}
+
+const fn of_rank(rank: i64) -> f32 {
+    let magnitude = f32::from_bits(rank.unsigned_abs() as u32);
+    if rank < 0 { -magnitude } else { magnitude }
+}
+
+/// `bytes` and `x` hold the same number of whole blocks.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn decode<F: Layout>(domain: Domain, bytes: &[u8], x: &mut [f32], slot: u32) {
+    let blocks = F::blocks(bytes);
+    let x = x.as_chunks_mut::<BLOCK>().0;
+    match domain {
+        Domain::Rotated => {
+            let codebook = Codebook::of::<F>();
+            for (block, x) in blocks.iter().zip(x) {
+                let values = decode_block::<F>(codebook, block);
+                for (x, v) in x.as_chunks_mut().0.iter_mut().zip(values) {
+                    // The reference's zeros are positive: add one.
+                    lanes::store(x, _mm256_add_ps(v, _mm256_setzero_ps()));
+                }
+            }
+        }
+        Domain::Original => {
+            for (blocks, x) in blocks.chunks(8).zip(x.chunks_mut(8)) {
+                let lanes = decode_original::<F>(fill_up(blocks));
+                match x.as_mut_array() {
+                    Some(x) => lanes::scatter(&lanes, x),
+                    None => {
+                        let mut padded = [[0.0; BLOCK]; 8];
+                        lanes::scatter(&lanes, &mut padded);
+                        for (x, padded) in x.iter_mut().zip(padded) {
+                            *x = padded;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    counters::add(F::SPEC, Op::Decode, Isa::Avx2, slot, blocks.len());
+}
+
+/// `bytes` and `q` hold the same number of whole blocks.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn dot<F: Layout>(bytes: &[u8], q: &[f32], slot: u32) -> f32 {
+    let blocks = F::blocks(bytes);
+    let mut sum = _mm256_setzero_ps();
+    for (blocks, q) in blocks.chunks(8).zip(q.as_chunks::<BLOCK>().0.chunks(8)) {
+        // A short last group repeats a block, times zeros.
+        let mut padded = [[0.0; BLOCK]; 8];
+        for (padded, q) in padded.iter_mut().zip(q) {
+            *padded = *q;
+        }
+        let mut q = lanes::gather(&padded);
+        lanes::rotate(F::SPEC.rotation, &mut q);
+        let mut part = _mm256_setzero_ps();
+        decode_lanes::<F>(Codebook::of::<F>(), fill_up(blocks), |i, k| {
+            part = _mm256_fmadd_ps(q[i], k, part);
+        });
+        sum = _mm256_add_ps(sum, part);
+    }
+    let mut sums = [0.0; 8];
+    lanes::store(&mut sums, sum);
+    counters::add(F::SPEC, Op::Dot, Isa::Avx2, slot, blocks.len());
+    sums.iter().sum()
+}
+
+/// A group of eight; a short one (never empty) repeats its first block.
+fn fill_up<B>(blocks: &[B]) -> [&B; 8] {
+    array::from_fn(|i| blocks.get(i).unwrap_or(&blocks[0]))
+}
+
+/// The rotated values of one block, in order. Zeros may be negative here.
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+pub(super) fn decode_block<F: Layout>(codebook: Codebook, block: &F::Block) -> [__m256; 4] {
+    let scale = _mm256_cvtph_ps(_mm_set1_epi16(F::scale(block) as i16));
+    // SAFETY: this function has AVX2.
+    let codes = unsafe { F::unpack(block) };
+    codes.map(|codes| _mm256_mul_ps(scale, codebook.look_up::<F>(codes)))
+}
+
+/// Calls `each` with every `i` below 32 once and rotated value `i` of all eight
+/// blocks. Zeros may be negative here.
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+pub(super) fn decode_lanes<F: Layout>(
+    codebook: Codebook,
+    blocks: [&F::Block; 8],
+    mut each: impl FnMut(usize, __m256),
+) {
+    let scale = scales::<F>(blocks);
+    // SAFETY: this function has AVX2.
+    unsafe {
+        F::unpack_lanes(blocks, |i, codes| {
+            each(i, _mm256_mul_ps(scale, codebook.look_up::<F>(codes)));
+        });
+    }
+}
+
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+fn scales<F: Layout>(blocks: [&F::Block; 8]) -> __m256 {
+    let [a, b, c, d, e, f, g, h] = blocks.map(|block| F::scale(block) as i16);
+    _mm256_cvtph_ps(_mm_setr_epi16(a, b, c, d, e, f, g, h))
+}
+
+#[target_feature(enable = "avx2,f16c")]
+fn decode_original<F: Layout>(blocks: [&F::Block; 8]) -> Lanes {
+    let mut lanes = [_mm256_setzero_ps(); BLOCK];
+    decode_lanes::<F>(Codebook::of::<F>(), blocks, |i, v| lanes[i] = v);
+    lanes::unrotate(F::SPEC.rotation, &mut lanes);
+    let coded = _mm256_cmp_ps::<_CMP_NEQ_UQ>(scales::<F>(blocks), _mm256_setzero_ps());
+    for v in &mut lanes {
+        *v = _mm256_and_ps(*v, coded);
+    }
+    lanes
+}
+
+/// As [`Kernels::keys`](crate::kernels::Kernels::keys): eight keys in eight lanes
+/// come out as columns by themselves.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn keys<F: Layout>(keys: Span<'_>, tile: &mut [f32]) {
+    let codebook = Codebook::of::<F>();
+    let columns = tile
+        .as_chunks_mut::<8>()
+        .0
+        .as_chunks_mut::<{ TILE / 8 }>()
+        .0;
+    let last = keys.len().saturating_sub(1);
+    for eight in 0..keys.len().next_multiple_of(LINE) / 8 {
+        for i in 8 * eight..8 * eight + 8 {
+            lanes::prefetch(keys, i);
+        }
+        // Behind the last key it is repeated.
+        let rows: [&[F::Block]; 8] =
+            array::from_fn(|i| F::blocks(keys.row((8 * eight + i).min(last))));
+        for (b, columns) in columns.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+            let Some(blocks) = each_ref(&rows, b) else {
+                break;
+            };
+            decode_lanes::<F>(codebook, blocks, |i, v| {
+                lanes::store(&mut columns[i][eight % (TILE / 8)], v);
+            });
+        }
+    }
+}
+
+/// Element `b` of all eight.
+#[inline]
+fn each_ref<'a, B>(rows: &[&'a [B]; 8], b: usize) -> Option<[&'a B; 8]> {
+    let [p, q, r, s, t, u, v, w] = rows.map(|row| row.get(b));
+    Some([p?, q?, r?, s?, t?, u?, v?, w?])
+}
+
+/// As [`Kernels::values`](crate::kernels::Kernels::values). Rows of blocks fill
+/// the pitch, so nothing is padded.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn values<F: Layout>(values: Span<'_>, seen: u64, tile: &mut [f32], pitch: usize) {
+    let codebook = Codebook::of::<F>();
+    for (t, out) in tile.chunks_exact_mut(pitch).enumerate().take(values.len()) {
+        lanes::prefetch(values, t);
+        if seen >> t & 1 == 0 {
+            out.fill(0.0);
+            continue;
+        }
+        let blocks = F::blocks(values.row(t));
+        for (block, out) in blocks.iter().zip(out.as_chunks_mut::<BLOCK>().0) {
+            let values = decode_block::<F>(codebook, block);
+            for (out, v) in out.as_chunks_mut().0.iter_mut().zip(values) {
+                lanes::store(out, v);
+            }
+        }
+    }
+}

@@ -1,0 +1,584 @@
+//! Attention against the f64 oracle, on every instruction set.
+
+mod common;
+
+use common::problem::*;
+use common::{Aligned, Random, isas};
+use kvforge_cpu::attention::{self, attend_partial, attend_scratch, merge, partial_row_floats};
+use kvforge_cpu::view::{Rows, Shape};
+use kvforge_cpu::{Op, counters};
+use kvforge_formats::oracle::{self, Problem, Tensor, Type};
+use kvforge_formats::{tbq3_0, tbq4_0};
+use proptest::prelude::*;
+
+const TYPES: [Type; 5] = [
+    Type::Format(&tbq3_0::SPEC),
+    Type::Format(&tbq4_0::SPEC),
+    Type::F16,
+    Type::Q8_0,
+    Type::F32,
+];
+
+/// Solves a problem with every instruction set and compares with the oracle.
+/// Returns the largest error seen.
+#[track_caller]
+fn check(p: &Problem, what: &dyn std::fmt::Debug) -> f64 {
+    let expected = oracle::attention(p);
+    let mut largest = 0f64;
+    for isa in isas() {
+        let error = worst_error(largest_value(p), &attend(p, isa), &expected);
+        let limit = tolerance(p);
+        assert!(
+            error <= limit,
+            "{}: {error:e} > {limit:e} for {what:?}",
+            isa.name()
+        );
+        largest = largest.max(error);
+    }
+    largest
+}
+
+/// All pairs of types by all lengths around the tile size, the other axes drawn
+/// at random but often.
+#[test]
+fn attention_is_the_oracles() {
+    let mut random = Random::new(1);
+    let mut largest = 0f64;
+    for k in TYPES {
+        for v in TYPES {
+            for n_kv in [0, 1, 31, 32, 33, 63, 64, 65, 127, 1000] {
+                let group = [1, 2, 3, 4, 6, 7, 8, 9][random.below(8)];
+                // The oracle is slow: not all axes may be long at once.
+                let most = 60_000 / (group * n_kv.max(1));
+                let n_q = [1, 2, 7, 64, 65][random.below(5)].min(most.max(1));
+                let dims = [32, 64, 96, 128, 192, 256];
+                let small = if n_q * group * n_kv > 20_000 { 2 } else { 6 };
+                let mask_type = [Type::F16, Type::F32][random.below(2)];
+                let recipe = Recipe {
+                    head_dim_k: dims[random.below(small)],
+                    head_dim_v: dims[random.below(small)],
+                    group,
+                    n_kv_heads: if small == 2 { 1 } else { 2 },
+                    n_q,
+                    segments: vec![(k, v, n_kv)],
+                    mask: match random.below(6) {
+                        0 => MaskRecipe::None,
+                        1 => MaskRecipe::Random(mask_type, group.min(3), 0.3),
+                        2 => MaskRecipe::Random(mask_type, 1, 0.97),
+                        _ => MaskRecipe::Random(mask_type, 1, 0.3),
+                    },
+                    causal: random.below(3) == 0,
+                    softcap: random.below(3) == 0,
+                    slopes: random.below(3) == 0,
+                    sinks: random.below(3) == 0,
+                };
+                largest = largest.max(check(&recipe.make(&mut random), &recipe));
+            }
+        }
+    }
+    println!("largest error of attention: {largest:e}");
+}
+
+#[test]
+fn every_head_size_works() {
+    let mut random = Random::new(2);
+    let ours = [
+        Type::Format(&tbq3_0::SPEC),
+        Type::Format(&tbq4_0::SPEC),
+        Type::Q8_0,
+    ];
+    for (k_dim, v_dim) in [
+        (32, 32),
+        (64, 96),
+        (128, 128),
+        (192, 128),
+        (256, 256),
+        (576, 512),
+        (1024, 1024),
+    ] {
+        for ty in ours {
+            let recipe = Recipe {
+                head_dim_k: k_dim,
+                head_dim_v: v_dim,
+                n_kv_heads: 1,
+                ..Recipe::plain(ty, ty, 70)
+            };
+            check(&recipe.make(&mut random), &recipe);
+        }
+    }
+    for (k_dim, v_dim) in [(1, 1), (5, 7), (40, 80), (80, 80), (112, 96), (71, 33)] {
+        for ty in [Type::F16, Type::F32] {
+            let recipe = Recipe {
+                head_dim_k: k_dim,
+                head_dim_v: v_dim,
+                ..Recipe::plain(ty, ty, 70)
+            };
+            check(&recipe.make(&mut random), &recipe);
+        }
+    }
+}
+
+/// The rows of a block are some positions of all heads: groups around and above
+/// its size, positions around it.
+#[test]
+fn every_block_size_works() {
+    let mut random = Random::new(3);
+    let ty = Type::Format(&tbq4_0::SPEC);
+    for (group, n_q) in [
+        (1, 127),
+        (1, 128),
+        (1, 129),
+        (5, 51),
+        (64, 3),
+        (127, 2),
+        (128, 2),
+        (130, 2),
+    ] {
+        let recipe = Recipe {
+            head_dim_k: 32,
+            head_dim_v: 32,
+            group,
+            n_kv_heads: 1,
+            n_q,
+            causal: true,
+            ..Recipe::plain(ty, ty, 67)
+        };
+        check(&recipe.make(&mut random), &recipe);
+    }
+}
+
+#[test]
+fn segments_of_different_types_are_one_softmax() {
+    let mut random = Random::new(4);
+    let [t3, t4, f16, q8, f32] = TYPES;
+    for segments in [
+        vec![(t4, t3, 100), (f16, f16, 40)],
+        vec![(f16, t4, 3), (t3, f32, 65), (q8, q8, 64), (t4, t4, 1)],
+        vec![(t3, t3, 0), (t4, t4, 130), (f32, t3, 0)],
+        vec![],
+    ] {
+        for mask in [MaskRecipe::None, MaskRecipe::Random(Type::F16, 2, 0.5)] {
+            let recipe = Recipe {
+                segments: segments.clone(),
+                mask,
+                causal: true,
+                sinks: true,
+                ..Recipe::plain(t3, t3, 0)
+            };
+            check(&recipe.make(&mut random), &recipe);
+        }
+    }
+}
+
+/// Large scores: weights far below the largest, and a maximum that moves late.
+#[test]
+fn softmax_keeps_up_with_a_rising_maximum() {
+    let mut random = Random::new(5);
+    for ty in TYPES {
+        let recipe = Recipe::plain(ty, ty, 300);
+        let mut p = recipe.make(&mut random);
+        // Keys grow along the cache.
+        let values: Vec<f32> = (0..300 * 2 * 64)
+            .map(|i| random.normal() * (i / 128) as f32 * 0.05)
+            .collect();
+        p.segments[0].k = Tensor::by_row(ty, &values, 64, 2);
+        let expected = oracle::attention(&p);
+        for isa in isas() {
+            // Scores reach about 50, and an error of 50 * 2^-24 in a score is one
+            // of as much in a weight: allow that on top.
+            let error = worst_error(largest_value(&p), &attend(&p, isa), &expected);
+            assert!(
+                error <= 5.0 * tolerance(&p),
+                "{} {}: {error:e}",
+                ty.name(),
+                isa.name()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_query_that_sees_nothing_gives_zeros() {
+    let mut random = Random::new(6);
+    for ty in TYPES {
+        for sinks in [false, true] {
+            for (mask, n_kv) in [
+                (MaskRecipe::All(Type::F16), 70),
+                (MaskRecipe::All(Type::F32), 64),
+                (MaskRecipe::None, 0),
+            ] {
+                let recipe = Recipe {
+                    mask,
+                    sinks,
+                    ..Recipe::plain(ty, ty, n_kv)
+                };
+                let p = recipe.make(&mut random);
+                for isa in isas() {
+                    assert!(attend(&p, isa).iter().all(|v| *v == 0.0), "{recipe:?}");
+                }
+            }
+            // Causal, and the first query stands before the first key.
+            let recipe = Recipe {
+                causal: true,
+                sinks,
+                ..Recipe::plain(ty, ty, 1)
+            };
+            let p = recipe.make(&mut random);
+            check(&p, &recipe);
+            for isa in isas() {
+                assert!(attend(&p, isa)[..4 * 64].iter().all(|v| *v == 0.0));
+            }
+        }
+    }
+}
+
+/// Overwrites a token's bytes with what decodes to NaN.
+fn poison(x: &mut Tensor, token: usize) {
+    let row = token * x.row_stride;
+    x.bytes[row..row + x.row_stride].fill(0xff);
+}
+
+fn set_mask(p: &mut Problem, position: usize, key: usize, value: f32) {
+    let mask = &mut p.segments[0].mask.as_mut().unwrap().values;
+    let size = mask.ty.row_bytes(1);
+    let at = position * mask.row_stride + key * size;
+    mask.bytes[at..at + size].copy_from_slice(&mask.ty.encode(&[value]));
+}
+
+#[test]
+fn hidden_cells_may_hold_anything() {
+    let mut random = Random::new(7);
+    for ty in TYPES {
+        for softcap in [false, true] {
+            let recipe = Recipe {
+                mask: MaskRecipe::Random(Type::F16, 1, 0.0),
+                softcap,
+                n_q: 5,
+                ..Recipe::plain(ty, ty, 150)
+            };
+            let mut p = recipe.make(&mut random);
+            let hidden: Vec<usize> = (0..150).filter(|_| random.below(3) == 0).collect();
+            for &key in &hidden {
+                (0..5).for_each(|q| set_mask(&mut p, q, key, f32::NEG_INFINITY));
+            }
+            let expected = oracle::attention(&p);
+            let largest = largest_value(&p);
+            for key in hidden {
+                poison(&mut p.segments[0].k, key);
+                poison(&mut p.segments[0].v, key);
+            }
+            for isa in isas() {
+                let error = worst_error(largest, &attend(&p, isa), &expected);
+                assert!(
+                    error <= tolerance(&p),
+                    "{} {}: {error:e}",
+                    ty.name(),
+                    isa.name()
+                );
+            }
+        }
+    }
+}
+
+/// A NaN cell that some queries see makes those NaN, and leaves alone the ones
+/// that do not see it, in the same block and tile.
+#[test]
+fn visible_nan_cells_spoil_only_who_sees_them() {
+    let mut random = Random::new(8);
+    for ty in TYPES {
+        for spoil_keys in [false, true] {
+            let recipe = Recipe {
+                mask: MaskRecipe::Random(Type::F32, 1, 0.2),
+                n_q: 6,
+                ..Recipe::plain(ty, ty, 100)
+            };
+            let mut p = recipe.make(&mut random);
+            // Query 0 of 6 hides key 70, query 1 sees it.
+            set_mask(&mut p, 0, 70, f32::NEG_INFINITY);
+            set_mask(&mut p, 1, 70, 0.0);
+            let s = &mut p.segments[0];
+            poison(if spoil_keys { &mut s.k } else { &mut s.v }, 70);
+            let expected = oracle::attention(&p);
+            let row = 4 * 64;
+            assert!(expected[..row].iter().all(|v| v.is_finite()));
+            assert!(expected[row..2 * row].iter().all(|v| v.is_nan()));
+            check(&p, &recipe);
+        }
+    }
+}
+
+#[test]
+fn infinite_scores_do_not_pass_for_a_result() {
+    let mut random = Random::new(9);
+    let ty = Type::Format(&tbq4_0::SPEC);
+    let mut p = Recipe::plain(ty, ty, 70).make(&mut random);
+    p.scale = f32::MAX;
+    for isa in isas() {
+        assert!(attend(&p, isa).iter().any(|v| v.is_nan()));
+    }
+}
+
+/// Splits the keys of every segment at `cuts` and merges the partials.
+fn attend_in_parts(p: &Problem, isa: kvforge_cpu::Isa, random: &mut Random) -> Vec<f32> {
+    let segments = segments(p);
+    let a = attention(p, &segments, isa);
+    let mut out = Out::new(p.n_q, p.n_heads, p.head_dim_v);
+    let mut spans = vec![];
+    for (i, s) in segments.iter().enumerate() {
+        let mut start = 0;
+        while start < s.n_kv {
+            let end = (start + 1 + random.below(90)).min(s.n_kv);
+            spans.push((i, start..end));
+            start = end;
+        }
+        // Empty spans are partials like any other.
+        spans.push((i, s.n_kv..s.n_kv));
+    }
+    for kv_head in 0..p.n_kv_heads {
+        let half = p.n_q / 2;
+        for q in [0..half, half..p.n_q] {
+            let rows = q.len() * p.n_heads / p.n_kv_heads;
+            let stride = rows * partial_row_floats(&a) + 3;
+            let mut partials = vec![f32::NAN; stride * spans.len()];
+            let mut scratch = Aligned::new(attend_scratch(&a, q.len()).unwrap());
+            for ((segment, kv), partial) in spans.iter().zip(partials.chunks_mut(stride)) {
+                let partial = &mut partial[..stride - 3];
+                let (q, kv) = (q.clone(), kv.clone());
+                attend_partial(&a, kv_head, q, *segment, kv, partial, scratch.get()).unwrap();
+            }
+            merge(
+                &a,
+                kv_head,
+                q,
+                &partials,
+                spans.len(),
+                stride,
+                &mut out.rows(),
+            )
+            .unwrap();
+        }
+    }
+    out.values()
+}
+
+#[test]
+fn merged_partials_are_the_whole() {
+    let mut random = Random::new(10);
+    let [t3, t4, f16, ..] = TYPES;
+    for segments in [
+        vec![(t4, t4, 300)],
+        vec![(t3, t4, 129), (f16, f16, 70)],
+        vec![(t3, t3, 0)],
+    ] {
+        for (mask, causal, sinks) in [
+            (MaskRecipe::None, false, false),
+            (MaskRecipe::Random(Type::F16, 1, 0.9), false, true),
+            (MaskRecipe::None, true, true),
+            (MaskRecipe::All(Type::F32), false, true),
+        ] {
+            let recipe = Recipe {
+                segments: segments.clone(),
+                mask,
+                causal,
+                sinks,
+                n_q: 9,
+                ..Recipe::plain(t3, t3, 0)
+            };
+            let p = recipe.make(&mut random);
+            let expected = oracle::attention(&p);
+            for isa in isas() {
+                let found = attend_in_parts(&p, isa, &mut random);
+                let error = worst_error(largest_value(&p), &found, &expected);
+                assert!(
+                    error <= tolerance(&p),
+                    "{}: {error:e} for {recipe:?}",
+                    isa.name()
+                );
+            }
+        }
+    }
+}
+
+/// The same rows elsewhere: odd start, odd gaps full of NaN, heads before rows.
+fn scatter(x: &mut Tensor, rows: usize, heads: usize, len: usize, by_head: bool) -> usize {
+    const START: usize = 3;
+    let row = x.ty.row_bytes(len);
+    let (row_stride, head_stride) = match by_head {
+        true => (row + 5, rows * (row + 5) + 7),
+        false => (heads * (row + 1) + 9, row + 1),
+    };
+    let mut bytes = vec![0xff; START + rows * row_stride + heads * head_stride + row];
+    for head in 0..heads {
+        for r in 0..rows {
+            let from = head * x.head_stride + r * x.row_stride;
+            let to = START + head * head_stride + r * row_stride;
+            bytes[to..to + row].copy_from_slice(&x.bytes[from..from + row]);
+        }
+    }
+    *x = Tensor {
+        ty: x.ty,
+        bytes,
+        row_stride,
+        head_stride,
+    };
+    START
+}
+
+#[test]
+fn rows_may_be_anywhere() {
+    let mut random = Random::new(11);
+    for ty in TYPES {
+        for by_head in [false, true] {
+            let recipe = Recipe {
+                mask: MaskRecipe::Random(Type::F16, 2, 0.2),
+                ..Recipe::plain(ty, ty, 75)
+            };
+            let mut p = recipe.make(&mut random);
+            let expected = oracle::attention(&p);
+            let largest = largest_value(&p);
+            let (n_q, n_heads, kv_heads) = (p.n_q, p.n_heads, p.n_kv_heads);
+            let start = scatter(&mut p.q, n_q, n_heads, 64, by_head);
+            let s = &mut p.segments[0];
+            scatter(&mut s.k, 75, kv_heads, 64, by_head);
+            scatter(&mut s.v, 75, kv_heads, 64, by_head);
+            scatter(&mut s.mask.as_mut().unwrap().values, n_q, 2, 75, by_head);
+
+            let rows = |x: &'_ Tensor, rows, heads, len| -> Shape {
+                Shape {
+                    rows,
+                    heads,
+                    row_bytes: x.ty.row_bytes(len),
+                    row_stride: x.row_stride,
+                    head_stride: x.head_stride,
+                }
+            };
+            for isa in isas() {
+                let mut segments = segments(&p);
+                let s = &p.segments[0];
+                let mask = &s.mask.as_ref().unwrap().values;
+                segments[0].k =
+                    Rows::new(&s.k.bytes[start..], rows(&s.k, 75, kv_heads, 64)).unwrap();
+                segments[0].v =
+                    Rows::new(&s.v.bytes[start..], rows(&s.v, 75, kv_heads, 64)).unwrap();
+                segments[0].mask.as_mut().unwrap().rows =
+                    Rows::new(&mask.bytes[start..], rows(mask, n_q, 2, 75)).unwrap();
+                let mut a = attention(&p, &segments, isa);
+                a.q = Rows::new(&p.q.bytes[start..], rows(&p.q, n_q, n_heads, 64)).unwrap();
+                let mut out = Out::new(n_q, n_heads, 64);
+                let mut scratch = Aligned::new(attend_scratch(&a, n_q).unwrap());
+                for kv_head in 0..kv_heads {
+                    attention::attend(&a, kv_head, 0..n_q, &mut out.rows(), scratch.get()).unwrap();
+                }
+                let error = worst_error(largest, &out.values(), &expected);
+                assert!(
+                    error <= tolerance(&p),
+                    "{} {}: {error:e}",
+                    ty.name(),
+                    isa.name()
+                );
+            }
+        }
+    }
+}
+
+/// A call writes the rows it was asked for, whatever the scratch held before.
+#[test]
+fn other_rows_are_left_alone() {
+    let mut random = Random::new(12);
+    let ty = Type::Format(&tbq3_0::SPEC);
+    let p = Recipe {
+        n_q: 5,
+        ..Recipe::plain(ty, ty, 33)
+    }
+    .make(&mut random);
+    for isa in isas() {
+        let whole = attend(&p, isa);
+        let segments = segments(&p);
+        let a = attention(&p, &segments, isa);
+        let mut out = Out::new(5, 4, 64);
+        let mut scratch = Aligned::new(attend_scratch(&a, 2).unwrap());
+        scratch.get().fill(f32::NAN);
+        attention::attend(&a, 1, 2..4, &mut out.rows(), scratch.get()).unwrap();
+        for (i, (found, whole)) in out.values().chunks(64).zip(whole.chunks(64)).enumerate() {
+            let (position, head) = (i / 4, i % 4);
+            if (2..4).contains(&position) && head >= 2 {
+                assert_eq!(found, whole);
+            } else {
+                assert!(found.iter().all(|v| v.is_nan()), "row {i} was written");
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_counts_finished_rows() {
+    const SLOT: u32 = 800;
+    let mut random = Random::new(13);
+    let [t3, t4, f16, ..] = TYPES;
+    for isa in isas() {
+        let count = |spec| counters::get(spec, Op::Attend, isa, SLOT);
+        let mut expected = [0, 0];
+        for (k, v, counted) in [
+            (t4, t4, [0, 1]),
+            (t3, t4, [1, 1]),
+            (f16, t3, [1, 0]),
+            (f16, f16, [0, 0]),
+        ] {
+            let p = Recipe::plain(k, v, 70).make(&mut random);
+            let segments = segments(&p);
+            let mut a = attention(&p, &segments, isa);
+            a.slot = SLOT;
+            let mut scratch = Aligned::new(attend_scratch(&a, 3).unwrap());
+            let mut out = Out::new(3, 4, 64);
+            attention::attend(&a, 0, 1..3, &mut out.rows(), scratch.get()).unwrap();
+            // Two positions, two heads of the group.
+            expected = [0, 1].map(|i| expected[i] + 4 * counted[i]);
+            assert_eq!([&tbq3_0::SPEC, &tbq4_0::SPEC].map(count), expected);
+            // A partial finishes nothing; its merge does.
+            let mut partials = vec![0.0; 4 * partial_row_floats(&a)];
+            attend_partial(&a, 0, 1..3, 0, 0..70, &mut partials, scratch.get()).unwrap();
+            assert_eq!([&tbq3_0::SPEC, &tbq4_0::SPEC].map(count), expected);
+            merge(&a, 0, 1..3, &partials, 1, 0, &mut out.rows()).unwrap();
+            expected = [0, 1].map(|i| expected[i] + 4 * counted[i]);
+            assert_eq!([&tbq3_0::SPEC, &tbq4_0::SPEC].map(count), expected);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..Default::default() })]
+
+    /// Any shape whatever.
+    #[test]
+    fn attention_is_the_oracles_for_any_shape(
+        seed: u64,
+        (k, v) in (0..5usize, 0..5usize),
+        (k_blocks, v_blocks) in (1..5usize, 1..5usize),
+        group in 1..11usize,
+        n_kv_heads in 1..4usize,
+        n_q in 1..40usize,
+        n_kv in 0..200usize,
+        (causal, softcap, slopes, sinks) in any::<(bool, bool, bool, bool)>(),
+        mask in 0..4usize,
+    ) {
+        let recipe = Recipe {
+            head_dim_k: 32 * k_blocks,
+            head_dim_v: 32 * v_blocks,
+            group,
+            n_kv_heads,
+            n_q: n_q.min(1 + 400 / (group * n_kv_heads)),
+            segments: vec![(TYPES[k], TYPES[v], n_kv)],
+            mask: [
+                MaskRecipe::None,
+                MaskRecipe::Random(Type::F16, 1, 0.5),
+                MaskRecipe::Random(Type::F32, 2, 0.5),
+                MaskRecipe::Random(Type::F16, 3, 0.99),
+            ][mask],
+            causal,
+            softcap,
+            slopes,
+            sinks,
+        };
+        check(&recipe.make(&mut Random::new(seed)), &recipe);
+    }
+}
