@@ -1,0 +1,86 @@
+//! `kvforge`: parses and prints; the work is in the libraries.
+
+mod build;
+mod ship;
+mod smoke;
+mod status;
+mod unship;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use kvforge_llama::{Error, Tree};
+
+/// Compressed KV-cache types for llama.cpp.
+#[derive(Parser)]
+#[command(name = "kvforge", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Ship(ship::Args),
+    Unship(unship::Args),
+    Status(status::Args),
+    Build(build::Args),
+    Smoke(smoke::Args),
+}
+
+const EXIT_CODES: &str = "\
+Example:
+  kvforge ship ~/llama.cpp && kvforge build ~/llama.cpp
+
+Exit codes: 0 done, 1 a check failed, 2 wrong usage or input.";
+
+/// What a verb found out; errors are the third possibility.
+enum Outcome {
+    Done,
+    CheckFailed,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().verb {
+        Verb::Ship(args) => ship::run(args),
+        Verb::Unship(args) => unship::run(args),
+        Verb::Status(args) => status::run(args),
+        Verb::Build(args) => build::run(args),
+        Verb::Smoke(args) => smoke::run(args),
+    };
+    match result {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::CheckFailed) => ExitCode::from(1),
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            let failed_build = matches!(e.downcast_ref(), Some(Error::BuildFailed { .. }));
+            ExitCode::from(if failed_build { 1 } else { 2 })
+        }
+    }
+}
+
+/// The tree that every verb works on.
+#[derive(clap::Args)]
+struct TreeArg {
+    /// Folder of a llama.cpp source tree (the one that holds ggml/ and src/)
+    #[arg(value_name = "TREE")]
+    path: PathBuf,
+}
+
+impl TreeArg {
+    fn open(&self) -> Result<Tree, Error> {
+        Tree::open(&self.path)
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// `1 file`, `2 files`.
+fn count(n: usize, what: &str) -> String {
+    let s = if n == 1 { "" } else { "s" };
+    format!("{n} {what}{s}")
+}

@@ -1,0 +1,56 @@
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const DAY: u64 = 24 * 60 * 60;
+
+/// A moment as RFC 3339 text in UTC, to the second: `2026-11-30T15:04:05Z`.
+/// Moments before 1970 give 1970.
+pub fn utc(moment: SystemTime) -> String {
+    let seconds = moment.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let (year, month, day) = civil(seconds / DAY);
+    let of_day = seconds % DAY;
+    let (h, m, s) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    format!("{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}Z")
+}
+
+/// Gregorian date of a day, counted from 1970-01-01.
+fn civil(mut day: u64) -> (u64, usize, u64) {
+    let mut year = 1970;
+    while day >= days_of(year) {
+        day -= days_of(year);
+        year += 1;
+    }
+    let february = days_of(year) - 337;
+    let months = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 0;
+    while day >= months[month] {
+        day -= months[month];
+        month += 1;
+    }
+    (year, month + 1, day + 1)
+}
+
+fn days_of(year: u64) -> u64 {
+    let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    if leap { 366 } else { 365 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn known_moments() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_798_675_199, "2026-12-30T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(utc(UNIX_EPOCH + Duration::from_secs(seconds)), text);
+        }
+    }
+}

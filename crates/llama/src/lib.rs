@@ -1,0 +1,25 @@
+//! Everything that knows llama.cpp.
+//!
+//! [`ship`] puts kvforge into a llama.cpp source tree: our sources into one
+//! folder of their own, and a few marked lines into upstream files that call
+//! into it. What those lines are is data, a [`patch::PatchSet`]; what goes
+//! into the folder is a [`Payload`]. Nothing is written before the whole
+//! [`Plan`] has been checked, and [`unship`] gives back every upstream byte.
+//! [`mod@build`] compiles the tree, and [`mod@smoke`] proves which kernels the built
+//! tree runs and that their numbers are right.
+#![deny(unsafe_code)]
+
+pub mod build;
+mod error;
+pub mod gguf;
+pub mod patch;
+mod ship;
+pub mod smoke;
+mod status;
+
+pub use error::Error;
+pub use ship::{
+    Action, BUILD_DIR, Change, OWN_DIR, Payload, Plan, Restored, Source, Tree, TypeEntry, TypeIds,
+    Unshipped, unship,
+};
+pub use status::{FileStatus, HookState, HookStatus, State, Status, status};

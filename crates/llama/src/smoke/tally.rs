@@ -1,0 +1,198 @@
+//! The checks of one operation on one format: what passed, what failed, what
+//! was measured and counted.
+
+use std::collections::BTreeMap;
+
+use kvforge_evidence::{Against, Measure, ReachedBy, Record};
+use kvforge_formats::FormatSpec;
+
+use super::routes::{self, Operation};
+use crate::HookStatus;
+
+/// Counters by kernel and slot.
+pub(crate) type Counters = BTreeMap<(String, u32), u64>;
+
+/// The checks of one operation on one format.
+#[derive(Debug)]
+pub(crate) struct Tally<'a> {
+    pub format: &'static FormatSpec,
+    pub operation: Operation,
+    reached_by: ReachedBy,
+    kernel: String,
+    isa: String,
+    tree: &'a [HookStatus],
+    cases: u64,
+    measures: BTreeMap<Against, Measure>,
+    counted: u64,
+    expected: u64,
+    pub passed: usize,
+    pub failures: Vec<String>,
+}
+
+impl<'a> Tally<'a> {
+    pub fn new(
+        format: &'static FormatSpec,
+        operation: Operation,
+        reached_by: ReachedBy,
+        isa: &str,
+        tree: &'a [HookStatus],
+    ) -> Self {
+        Tally {
+            format,
+            operation,
+            reached_by,
+            kernel: operation.kernel(format, isa),
+            isa: isa.into(),
+            tree,
+            cases: 0,
+            measures: BTreeMap::new(),
+            counted: 0,
+            expected: 0,
+            passed: 0,
+            failures: vec![],
+        }
+    }
+
+    pub fn kernel(&self) -> &str {
+        &self.kernel
+    }
+
+    /// Name of the kernel that does the same for another format.
+    pub fn kernel_of(&self, format: &FormatSpec) -> String {
+        self.operation.kernel(format, &self.isa)
+    }
+
+    /// A check that is true or not.
+    pub fn check(&mut self, case: &str, good: bool, otherwise: impl FnOnce() -> String) {
+        if good {
+            self.passed += 1;
+        } else {
+            let (format, operation) = (self.format.name, self.operation);
+            self.failures
+                .push(format!("{operation} on {format}, {case}: {}", otherwise()));
+        }
+    }
+
+    /// A number, which must lie between `floor` and `tolerance`.
+    pub fn measure(
+        &mut self,
+        case: &str,
+        against: Against,
+        value: f64,
+        floor: f64,
+        tolerance: f64,
+    ) {
+        self.cases += 1;
+        let one = Measure {
+            against,
+            least: value,
+            worst: value,
+            floor,
+            tolerance,
+        };
+        let good = one.holds();
+        let all = self.measures.entry(against).or_insert(one);
+        // `min` and `max` would lose a NaN.
+        if value.is_nan() || value < all.least {
+            all.least = value;
+        }
+        if value.is_nan() || value > all.worst {
+            all.worst = value;
+        }
+        self.check(case, good, || match against {
+            Against::Reference => format!("{value} blocks differ from the reference codec's"),
+            Against::Decoded => format!(
+                "worst error {value:.3e}, tolerance {tolerance:.1e} (oracle on the decoded bytes)"
+            ),
+            Against::Unquantised if value < floor => format!(
+                "only {value:.3e} of the error that the format must have, at least {floor:.2} expected: is the cache really compressed?"
+            ),
+            Against::Unquantised => format!(
+                "{value:.3} times the error that the format must have, tolerance {tolerance:.2} (oracle on the uncompressed input)"
+            ),
+        });
+    }
+
+    /// What the kernels counted for one graph: exactly what they should have, and
+    /// nothing else.
+    pub fn count(&mut self, case: &str, found: &Counters, expected: &Counters) {
+        // Counts in another slot come from another route, and do not count here.
+        let own = expected.iter().filter(|((k, _), _)| *k == self.kernel);
+        let (mut counted, mut due) = (0, 0);
+        for (key, n) in own {
+            counted += found.get(key).unwrap_or(&0);
+            due += n;
+        }
+        self.counted += counted;
+        self.expected += due;
+        let untouched = due > 0 && counted == 0;
+        let (format, operation, kernel) = (self.format.name, self.operation, self.kernel.clone());
+        let words = self.difference(found, expected);
+        let hooks = self.route();
+        self.check(case, found == expected, || {
+            if untouched {
+                format!(
+                    "route not taken: {operation} on {format} did not reach {kernel}; the route is made by {hooks}; {words}"
+                )
+            } else {
+                words
+            }
+        });
+    }
+
+    /// A graph that did not run at all.
+    pub fn refused(&mut self, case: &str, why: impl ToString) {
+        let hooks = self.route();
+        let why = why.to_string();
+        self.check(case, false, || {
+            format!("{why}; the route is made by {hooks}")
+        });
+    }
+
+    /// The hooks that lead to the kernel.
+    pub fn route(&self) -> String {
+        let mut ids = self.operation.hooks().to_vec();
+        if self.reached_by == ReachedBy::ModelGraph {
+            ids.extend(self.operation.model_hooks());
+        }
+        let plural = if ids.len() == 1 { "hook" } else { "hooks" };
+        format!("{plural} {}", routes::in_words(&ids, self.tree))
+    }
+
+    /// Every counter that is not as it should be.
+    fn difference(&self, found: &Counters, expected: &Counters) -> String {
+        let keys: std::collections::BTreeSet<_> = found.keys().chain(expected.keys()).collect();
+        let get = |counters: &Counters, key| counters.get(key).copied().unwrap_or(0);
+        let wrong: Vec<String> = keys
+            .into_iter()
+            .filter(|key| get(found, key) != get(expected, key))
+            .map(|key| {
+                let (kernel, slot) = key;
+                let (found, expected) = (get(found, key), get(expected, key));
+                format!("{kernel} counted {found} in slot {slot}, expected {expected}")
+            })
+            .collect();
+        match wrong.len() {
+            0..=4 => wrong.join("; "),
+            n => format!("{}; and {} counters more", wrong[..4].join("; "), n - 4),
+        }
+    }
+
+    pub fn record(&self, backend: &str) -> Record {
+        Record {
+            format: self.format.name.into(),
+            operation: self.operation.name().into(),
+            backend: backend.into(),
+            reached_by: self.reached_by,
+            not_run: None,
+            kernel: self.kernel.clone(),
+            isa: self.isa.clone(),
+            cases: self.cases,
+            failed: self.failures.len() as u64,
+            measures: self.measures.values().cloned().collect(),
+            counted: self.counted,
+            expected_count: self.expected,
+            status: None,
+        }
+    }
+}
