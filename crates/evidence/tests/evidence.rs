@@ -153,6 +153,11 @@ fn status_follows_from_the_numbers() {
         status(&place, |r| r.measures[1].least = 0.5),
         Status::Dispatched
     );
+    // Nor is what contradicts itself.
+    assert_eq!(
+        status(&place, |r| r.measures[1].least = 1.02),
+        Status::Dispatched
+    );
     let reason = "no such backend";
     assert_eq!(
         status(&place, |r| r.not_run = Some(reason.into())),

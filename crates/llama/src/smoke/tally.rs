@@ -196,3 +196,104 @@ impl<'a> Tally<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvforge_formats::tbq4_0;
+
+    fn tally() -> Tally<'static> {
+        let format = &tbq4_0::SPEC;
+        Tally::new(
+            format,
+            Operation::SetRows,
+            ReachedBy::SmokeGraph,
+            "isa",
+            &[],
+        )
+    }
+
+    fn counters(all: &[(&str, u32, u64)]) -> Counters {
+        all.iter()
+            .map(|&(k, slot, n)| ((k.into(), slot), n))
+            .collect()
+    }
+
+    #[test]
+    fn measures_keep_their_extremes() {
+        let mut tally = tally();
+        for value in [1e-9, 3e-9, 2e-9] {
+            tally.measure("case", Against::Decoded, value, 0.0, 1e-6);
+        }
+        assert_eq!((tally.passed, tally.failures.len()), (3, 0));
+        let measures = tally.record("cpu").measures;
+        assert_eq!((measures[0].least, measures[0].worst), (1e-9, 3e-9));
+        tally.measure("case", Against::Decoded, 2e-6, 0.0, 1e-6);
+        assert!(tally.failures[0].contains("case: worst error 2.000e-6, tolerance 1.0e-6"));
+        tally.measure("case", Against::Unquantised, 1e-5, 0.9, 1.1);
+        assert!(tally.failures[1].contains("is the cache really compressed?"));
+        assert_eq!(tally.record("cpu").failed, 2);
+    }
+
+    #[test]
+    fn a_nan_fails_and_is_not_forgotten() {
+        for order in [[f64::NAN, 1e-9], [1e-9, f64::NAN]] {
+            let mut tally = tally();
+            for value in order {
+                tally.measure("case", Against::Decoded, value, 0.0, 1e-6);
+            }
+            assert_eq!((tally.passed, tally.failures.len()), (1, 1));
+            let measure = &tally.record("cpu").measures[0];
+            assert!(measure.worst.is_nan() && !measure.holds());
+        }
+    }
+
+    #[test]
+    fn counts_must_be_exact() {
+        let due = counters(&[("tbq4_0/encode/isa", 4, 10)]);
+        let mut tally = tally();
+        tally.count("right", &due, &due);
+        assert_eq!((tally.passed, tally.failures.len()), (1, 0));
+        let wrong = [
+            counters(&[("tbq4_0/encode/isa", 4, 9)]),
+            counters(&[("tbq4_0/encode/isa", 4, 10), ("tbq4_0/encode/isa", 0, 1)]),
+            counters(&[("tbq4_0/encode/isa", 4, 10), ("tbq4_0/decode/isa", 4, 1)]),
+        ];
+        for found in &wrong {
+            tally.count("wrong", found, &due);
+        }
+        assert_eq!((tally.passed, tally.failures.len()), (1, 3));
+        assert!(
+            tally
+                .failures
+                .iter()
+                .all(|f| !f.contains("route not taken"))
+        );
+        let record = tally.record("cpu");
+        assert_eq!((record.counted, record.expected_count), (39, 40));
+    }
+
+    #[test]
+    fn a_route_not_taken_is_named() {
+        let due = counters(&[("tbq4_0/encode/isa", 4, 10)]);
+        let elsewhere = [
+            Counters::new(),
+            // Another layer, another instruction set.
+            counters(&[("tbq4_0/encode/isa", 0, 10)]),
+            counters(&[("tbq4_0/encode/other", 4, 10)]),
+        ];
+        for found in &elsewhere {
+            let mut tally = tally();
+            tally.count("case", found, &due);
+            let failure = &tally.failures[0];
+            assert!(
+                failure.contains(
+                    "route not taken: SET_ROWS on tbq4_0 did not reach tbq4_0/encode/isa"
+                ),
+                "{failure}"
+            );
+            assert!(failure.contains("hooks cpu-compute "), "{failure}");
+            assert_eq!(tally.record("cpu").counted, 0);
+        }
+    }
+}
