@@ -7,7 +7,7 @@ use std::fs;
 
 use common::{GGML_H, HOOKS, MiniTree, payload};
 use kvforge_llama::{
-    Action, Error, HookState, OWN_DIR, Payload, Restored, Source, State, Tree, status, unship,
+    Action, Error, HookState, OWN_DIR, Restored, Source, State, Tree, status, unship,
 };
 
 fn state(tree: &MiniTree, hooks: &str) -> State {
