@@ -11,7 +11,7 @@ use super::{PACKAGES, link};
 use crate::command::Log;
 use crate::digest::Digest;
 use crate::fetch;
-use crate::kvforge::{AMX_NOTE, Kvforge, Tree, has_amx, threads};
+use crate::kvforge::{AMX_NOTE, Kvforge, Tree, cargo, has_amx, threads};
 use crate::measure::{self, Bench};
 use crate::parse;
 use crate::places::Workshop;
@@ -155,6 +155,25 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
             repair: "look at the hook cache-shift",
         },
         |log| context_shift(log, &found.bench(workshop, &tree)?),
+    );
+    report.step(
+        Step {
+            name: "smoke of broken trees",
+            after: &[BUILD],
+            repair: "kvforge smoke accepts a kernel that is wrong, or a tree without one of its hooks",
+        },
+        |log| {
+            let mut test = cargo();
+            test.args(["test", "--package", "kvforge-cli", "--test", "smoke", "--"])
+                .args(["--nocapture", "defects_of_a_built_tree_are_found"])
+                .env("KVFORGE_BUILT_TREE", fs::canonicalize(&tree.root)?);
+            let printed = log.run(&mut test)?;
+            if printed.log.contains("not run:") {
+                bail!("the test found no built tree");
+            }
+            let defects = printed.log.matches(" failed (cpu, ").count();
+            Ok(Checked::new(defects, "summaries of sound and broken trees"))
+        },
     );
     link::steps(report, workshop, &tree, || found.kvforge());
     if full {
