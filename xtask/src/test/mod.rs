@@ -2,6 +2,7 @@
 
 mod capi;
 mod link;
+mod refusals;
 mod rust;
 mod tree;
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 use kvforge_formats::{FORMATS, FormatSpec};
 
-use super::{PACKAGES, link};
+use super::{PACKAGES, link, refusals};
 use crate::command::Log;
 use crate::digest::Digest;
 use crate::fetch;
@@ -158,6 +158,17 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
     );
     report.step(
         Step {
+            name: "refusals",
+            after: &[BUILD],
+            repair: "look at the hooks context-check and gguf-refuse",
+        },
+        |log| {
+            let id = first_id(log, found.kvforge()?, &tree)?;
+            refusals::check(log, &found.bench(workshop, &tree)?, id)
+        },
+    );
+    report.step(
+        Step {
             name: "smoke of broken trees",
             after: &[BUILD],
             repair: "kvforge smoke accepts a kernel that is wrong, or a tree without one of its hooks",
@@ -273,6 +284,16 @@ fn ship(log: &Log, kvforge: &Kvforge, tree: &Tree, pristine: &Digest) -> Result<
         .expect_same(&now()?)
         .context("the tree is another one after ship, unship, ship")?;
     Ok(Checked::new(8, "states of the tree"))
+}
+
+/// The ggml type id that the tree has for the first of our formats.
+fn first_id(log: &Log, kvforge: &Kvforge, tree: &Tree) -> Result<u32> {
+    let printed = log.run(&mut kvforge.on("status", tree))?;
+    let before = format!("{} = ", FORMATS[0].name);
+    let id = printed.stdout.split(&before).nth(1);
+    let id = id.and_then(|rest| rest.split([',', '\n']).next());
+    id.and_then(|id| id.parse().ok())
+        .context("`kvforge status` names no type ids")
 }
 
 /// The tree's test of codecs; its thresholds for our types come from the
