@@ -1,6 +1,6 @@
 //! Everything that knows llama.cpp.
 //!
-//! [`ship`] puts kvforge into a llama.cpp source tree: our sources into one
+//! *Shipping* ([`Plan::write`]) puts kvforge into a llama.cpp source tree: our sources into one
 //! folder of their own, and a few marked lines into upstream files that call
 //! into it. What those lines are is data, a [`patch::PatchSet`]; what goes
 //! into the folder is a [`Payload`]. Nothing is written before the whole

@@ -6,7 +6,8 @@ use std::env;
 fn main() {
     println!("cargo:rerun-if-env-changed=KVFORGE_BUILD");
     println!("cargo:rerun-if-env-changed=KVFORGE_LINK");
-    let build = env::var("KVFORGE_BUILD").expect("KVFORGE_BUILD names the build folder of a shipped tree");
+    let build =
+        env::var("KVFORGE_BUILD").expect("KVFORGE_BUILD names the build folder of a shipped tree");
     match env::var("KVFORGE_LINK").as_deref() {
         Ok("static") => {
             println!("cargo:rerun-if-changed={build}/ggml/src/libggml-base.a");

@@ -64,8 +64,18 @@ unsafe extern "C" {
     pub fn ggml_backend_alloc_ctx_tensors(ctx: *mut Opaque, backend: *mut Opaque) -> *mut Opaque;
     pub fn ggml_backend_supports_op(backend: *mut Opaque, op: *const Opaque) -> bool;
     pub fn ggml_backend_graph_compute(backend: *mut Opaque, graph: *mut Opaque) -> c_int;
-    pub fn ggml_backend_tensor_set(tensor: *mut Opaque, data: *const c_void, offset: usize, size: usize);
-    pub fn ggml_backend_tensor_get(tensor: *const Opaque, data: *mut c_void, offset: usize, size: usize);
+    pub fn ggml_backend_tensor_set(
+        tensor: *mut Opaque,
+        data: *const c_void,
+        offset: usize,
+        size: usize,
+    );
+    pub fn ggml_backend_tensor_get(
+        tensor: *const Opaque,
+        data: *mut c_void,
+        offset: usize,
+        size: usize,
+    );
     pub fn ggml_backend_buffer_free(buffer: *mut Opaque);
     pub fn ggml_backend_free(backend: *mut Opaque);
     pub fn ggml_tensor_overhead() -> usize;
@@ -74,16 +84,29 @@ unsafe extern "C" {
     pub fn ggml_free(ctx: *mut Opaque);
     pub fn ggml_type_name(kind: c_int) -> *const c_char;
     pub fn ggml_nbytes(tensor: *const Opaque) -> usize;
-    pub fn ggml_new_tensor_3d(ctx: *mut Opaque, kind: c_int, a: i64, b: i64, c: i64) -> *mut Opaque;
+    pub fn ggml_new_tensor_3d(ctx: *mut Opaque, kind: c_int, a: i64, b: i64, c: i64)
+    -> *mut Opaque;
     pub fn ggml_flash_attn_ext(
-        ctx: *mut Opaque, q: *mut Opaque, k: *mut Opaque, v: *mut Opaque, mask: *mut Opaque,
-        scale: f32, max_bias: f32, softcap: f32,
+        ctx: *mut Opaque,
+        q: *mut Opaque,
+        k: *mut Opaque,
+        v: *mut Opaque,
+        mask: *mut Opaque,
+        scale: f32,
+        max_bias: f32,
+        softcap: f32,
     ) -> *mut Opaque;
     pub fn ggml_cpy(ctx: *mut Opaque, from: *mut Opaque, to: *mut Opaque) -> *mut Opaque;
     pub fn ggml_new_graph(ctx: *mut Opaque) -> *mut Opaque;
     pub fn ggml_build_forward_expand(graph: *mut Opaque, tensor: *mut Opaque);
     pub fn ggml_quantize_chunk(
-        kind: c_int, src: *const f32, dst: *mut c_void, start: i64, n_rows: i64, n_per_row: i64, weights: *const f32,
+        kind: c_int,
+        src: *const f32,
+        dst: *mut c_void,
+        start: i64,
+        n_rows: i64,
+        n_per_row: i64,
+        weights: *const f32,
     ) -> usize;
     pub fn ggml_kvforge_api() -> *const Api;
 }

@@ -37,11 +37,18 @@ fn main() {
     let (worst, rows) = unsafe { attend(&format, kind, folder.as_deref()) };
     println!("worst error {worst:e}");
     // fp32 rounding of rotations and one softmax weight of 1
-    assert!(worst <= 1e-5, "attention over one key is not that key's value: off by {worst}");
+    assert!(
+        worst <= 1e-5,
+        "attention over one key is not that key's value: off by {worst}"
+    );
 
     let kernel = format!("{format}/attend/{}", best_isa());
     println!("kernels: {rows:?}");
-    assert_eq!(rows, [(kernel, (N_Q * HEADS) as u64)], "another kernel ran, or it ran another number of times");
+    assert_eq!(
+        rows,
+        [(kernel, (N_Q * HEADS) as u64)],
+        "another kernel ran, or it ran another number of times"
+    );
     println!("3 checks passed, 0 checks failed");
 }
 
@@ -53,20 +60,35 @@ unsafe fn attend(format: &str, kind: c_int, folder: Option<&str>) -> (f32, Vec<(
             let folder = CString::new(folder).expect("a path without NUL");
             ggml_backend_load_all_from_path(folder.as_ptr());
         }
-        assert_eq!(CStr::from_ptr(ggml_type_name(kind)).to_str(), Ok(format), "type {kind} is another one");
+        assert_eq!(
+            CStr::from_ptr(ggml_type_name(kind)).to_str(),
+            Ok(format),
+            "type {kind} is another one"
+        );
         let backend = ggml_backend_init_by_type(DEVICE_CPU, ptr::null());
         assert!(!backend.is_null(), "no CPU backend");
         let mem_size = 16 * ggml_tensor_overhead() + ggml_graph_overhead();
-        let ctx = ggml_init(InitParams { mem_size, mem_buffer: ptr::null_mut(), no_alloc: true });
+        let ctx = ggml_init(InitParams {
+            mem_size,
+            mem_buffer: ptr::null_mut(),
+            no_alloc: true,
+        });
         let q = ggml_new_tensor_3d(ctx, TYPE_F32, DIM as i64, N_Q as i64, HEADS as i64);
         let k = ggml_new_tensor_3d(ctx, kind, DIM as i64, 1, KV_HEADS as i64);
         let v = ggml_new_tensor_3d(ctx, kind, DIM as i64, 1, KV_HEADS as i64);
         let out = ggml_flash_attn_ext(ctx, q, k, v, ptr::null_mut(), 0.125, 0.0, 0.0);
-        let decoded = ggml_cpy(ctx, v, ggml_new_tensor_3d(ctx, TYPE_F32, DIM as i64, 1, KV_HEADS as i64));
+        let decoded = ggml_cpy(
+            ctx,
+            v,
+            ggml_new_tensor_3d(ctx, TYPE_F32, DIM as i64, 1, KV_HEADS as i64),
+        );
         let graph = ggml_new_graph(ctx);
         ggml_build_forward_expand(graph, out);
         ggml_build_forward_expand(graph, decoded);
-        assert!(ggml_backend_supports_op(backend, out), "the backend does not support attention on {format}");
+        assert!(
+            ggml_backend_supports_op(backend, out),
+            "the backend does not support attention on {format}"
+        );
         let buffer = ggml_backend_alloc_ctx_tensors(ctx, backend);
 
         let queries = wave(N_Q * HEADS * DIM, 0.3);
@@ -74,12 +96,24 @@ unsafe fn attend(format: &str, kind: c_int, folder: Option<&str>) -> (f32, Vec<(
         let values = wave(KV_HEADS * DIM, 0.7);
         let mut bytes = vec![0_u8; ggml_nbytes(v)];
         let (rows, columns) = (KV_HEADS as i64, DIM as i64);
-        ggml_quantize_chunk(kind, values.as_ptr(), bytes.as_mut_ptr().cast(), 0, rows, columns, ptr::null());
+        ggml_quantize_chunk(
+            kind,
+            values.as_ptr(),
+            bytes.as_mut_ptr().cast(),
+            0,
+            rows,
+            columns,
+            ptr::null(),
+        );
         ggml_backend_tensor_set(k, bytes.as_ptr().cast(), 0, bytes.len());
         ggml_backend_tensor_set(v, bytes.as_ptr().cast(), 0, bytes.len());
 
         let api = &*ggml_kvforge_api();
-        assert_eq!((api.version, api.struct_size), (1, size_of::<Api>()), "another version of the kernel table");
+        assert_eq!(
+            (api.version, api.struct_size),
+            (1, size_of::<Api>()),
+            "another version of the kernel table"
+        );
         (api.counters_reset)();
         assert_eq!(ggml_backend_graph_compute(backend, graph), STATUS_SUCCESS);
         let counts = attention_counts(api);
@@ -107,7 +141,9 @@ unsafe fn attention_counts(api: &Api) -> Vec<(String, u64)> {
     while unsafe { (api.counter_next)(&mut cursor, &mut count) } == 0 {
         if count.op == OP_ATTEND {
             let name = (api.kernel_name)(count.format, count.op, count.isa);
-            let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+            let name = unsafe { CStr::from_ptr(name) }
+                .to_string_lossy()
+                .into_owned();
             counts.push((name, count.count));
         }
     }
@@ -118,9 +154,15 @@ unsafe fn attention_counts(api: &Api) -> Vec<(String, u64)> {
 fn worst_error(result: &[f32], values: &[f32]) -> f32 {
     let largest = values.iter().fold(0_f32, |a, v| a.max(v.abs()));
     let expected = |i: usize| values[i / DIM % HEADS / (HEADS / KV_HEADS) * DIM + i % DIM];
-    let errors = result.iter().enumerate().map(|(i, r)| (r - expected(i)).abs() / largest);
+    let errors = result
+        .iter()
+        .enumerate()
+        .map(|(i, r)| (r - expected(i)).abs() / largest);
     // a NaN is the worst error there is
-    errors.fold(0.0, |worst, e| if e > worst || e.is_nan() { e } else { worst })
+    errors.fold(
+        0.0,
+        |worst, e| if e > worst || e.is_nan() { e } else { worst },
+    )
 }
 
 fn wave(n: usize, step: f32) -> Vec<f32> {
@@ -130,7 +172,10 @@ fn wave(n: usize, step: f32) -> Vec<f32> {
 /// Whatever ggml was compiled for, its kvforge kernels are those of the machine.
 fn best_isa() -> &'static str {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+    if is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+    {
         return "avx2";
     }
     "scalar"
