@@ -155,10 +155,10 @@ fn text_from(path: &Path, begin: u64) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A command as one would type it.
+/// A command as one would type it in the root of the checkout.
 pub fn in_words(command: &Command) -> String {
     let quoted = |word: &std::ffi::OsStr| {
-        let word = word.to_string_lossy().into_owned();
+        let word = shown(Path::new(word));
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@%".contains(c);
         if !word.is_empty() && word.chars().all(plain) {
             word

@@ -37,10 +37,11 @@ const TEXT: [&str; 3] = [
 
 const PERPLEXITY: [&str; 6] = ["-c", "512", "--chunks", "8", "-fa", "on"];
 const BENCH: [&str; 10] = ["-p", "512", "-n", "32", "-r", "2", "-fa", "1", "-o", "json"];
-/// A long cache, so that two decimals of a MiB are exact enough.
-const MEMORY: [&str; 10] = [
+/// A long cache, so that two decimals of a MiB are less than half a byte a
+/// token, and a log that tells its size.
+const MEMORY: [&str; 12] = [
     "-c",
-    "8192",
+    "32768",
     "-n",
     "1",
     "-p",
@@ -49,6 +50,8 @@ const MEMORY: [&str; 10] = [
     "--no-warmup",
     "-fa",
     "on",
+    "-lv",
+    "4",
 ];
 
 /// What was measured of one pair of types.

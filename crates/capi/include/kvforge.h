@@ -338,7 +338,7 @@ extern "C" {
 // need for a range of `n_q` query positions. Only looks at head counts and sizes:
 // pointers may still be null. 0 if those are bad.
 //
-// # Safety
+// Safety:
 // `a` is null, or readable as the size it starts with.
 size_t kvf_attend_scratch(const struct kvf_attention *a, size_t n_q);
 
@@ -346,7 +346,7 @@ size_t kvf_attend_scratch(const struct kvf_attention *a, size_t n_q);
 // domain, not divided; the largest score; the sum of `exp(score - largest)`. 0
 // for bad arguments.
 //
-// # Safety
+// Safety:
 // As `kvf_attend_scratch`.
 size_t kvf_partial_floats(const struct kvf_attention *a);
 
@@ -359,7 +359,7 @@ size_t kvf_partial_floats(const struct kvf_attention *a);
 //
 // Anything but `KVF_OK` has written nothing.
 //
-// # Safety
+// Safety:
 // `a` is null, or readable as the size it starts with; its `segments` are null or
 // readable. Tensors are null, or readable (`out`: writable) at every row that
 // their lengths and strides describe, and nobody writes them (`out`: uses the
@@ -378,7 +378,7 @@ int32_t kvf_attend(const struct kvf_attention *a,
 // `[(q - q_begin) * (n_heads / n_kv_heads) + head in group][kvf_partial_floats]`,
 // for `kvf_attend_merge`.
 //
-// # Safety
+// Safety:
 // As `kvf_attend`; `partials` is null, or writable for those rows and used by
 // nobody else meanwhile.
 int32_t kvf_attend_partial(const struct kvf_attention *a,
@@ -396,7 +396,7 @@ int32_t kvf_attend_partial(const struct kvf_attention *a,
 // each `partial_stride_floats` floats behind the one before; adds the sinks,
 // divides, and writes the rows of `out`. Counts as `kvf_attend` does.
 //
-// # Safety
+// Safety:
 // As `kvf_attend`; `partials` is null, or readable for those rows and written by
 // nobody meanwhile.
 int32_t kvf_attend_merge(const struct kvf_attention *a,
@@ -415,7 +415,7 @@ int32_t kvf_attend_merge(const struct kvf_attention *a,
 // value of the block. Blocks before the bad one are written, it and later ones
 // are untouched. Other errors write nothing.
 //
-// # Safety
+// Safety:
 // `x` is null or readable for `n_values` values, `bytes` null or writable for
 // their blocks, `bad_index` null or writable; they do not overlap, and nobody
 // else writes them or reads `bytes` meanwhile.
@@ -431,7 +431,7 @@ int32_t kvf_encode(uint32_t type,
 // hosts that cannot report a row that could not be encoded. Its use then fails
 // as visibly as a NaN in an f16 cache.
 //
-// # Safety
+// Safety:
 // `bytes` is null or writable for the blocks, and nobody else uses them
 // meanwhile.
 int32_t kvf_poison(uint32_t type, void *bytes, size_t n_values);
@@ -441,7 +441,7 @@ int32_t kvf_poison(uint32_t type, void *bytes, size_t n_values);
 // know no domain. The same values on every instruction set. Counts blocks of
 // compressed formats under `slot`.
 //
-// # Safety
+// Safety:
 // `bytes` is null or readable for the blocks, `x` null or writable for
 // `n_values` values; they do not overlap, and nobody else writes them or reads
 // `x` meanwhile.
@@ -456,7 +456,7 @@ int32_t kvf_decode(uint32_t type,
 // `*out` = dot product of one stored row, decoded into its original domain, and
 // the plain row `q`. Counts blocks under `slot`.
 //
-// # Safety
+// Safety:
 // `bytes` is null or readable for the blocks, `q` null or readable for
 // `n_values` values, `out` null or writable; nobody else writes them meanwhile.
 int32_t kvf_dot(uint32_t type,
@@ -477,7 +477,7 @@ uint64_t kvf_counter(uint32_t type, uint32_t op, uint32_t isa, uint32_t slot);
 // Goes through the counters that are not zero: start with `*cursor` 0, call until
 // it returns something other than `KVF_OK`, which is `KVF_BAD_SHAPE` at the end.
 //
-// # Safety
+// Safety:
 // `cursor` is null or readable and writable, `out` null or writable; nobody
 // else uses them meanwhile.
 int32_t kvf_counter_next(size_t *cursor, struct kvf_count *out);
@@ -486,14 +486,14 @@ int32_t kvf_counter_next(size_t *cursor, struct kvf_count *out);
 //
 // Returns `KVF_BAD_TYPE` past the last one, `KVF_NULL` if `out` is null.
 //
-// # Safety
+// Safety:
 // `out` is null or writable.
 int32_t kvf_format_info(uint32_t index, struct kvf_format_info *out);
 
 // Bytes of 64-byte aligned scratch that `kvf_score` needs. Only looks at head
 // counts and sizes: pointers may still be null. 0 if those are bad.
 //
-// # Safety
+// Safety:
 // `s` is null, or readable as the size it starts with.
 size_t kvf_score_scratch(const struct kvf_scores *s);
 
@@ -503,7 +503,7 @@ size_t kvf_score_scratch(const struct kvf_scores *s);
 //
 // Anything but `KVF_OK` has written nothing.
 //
-// # Safety
+// Safety:
 // `s` is null, or readable as the size it starts with. Its tensors are null, or
 // readable (`out`: writable) at every row that their lengths and strides
 // describe, and nobody writes them (`out`: uses them) meanwhile. `scratch` is
