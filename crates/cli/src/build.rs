@@ -4,6 +4,7 @@ use anyhow::Result;
 use kvforge_llama::Payload;
 use kvforge_llama::build::{BuildOptions, build};
 
+use crate::say::say;
 use crate::{Outcome, TreeArg};
 
 /// Build a llama.cpp tree that kvforge has been shipped into
@@ -41,6 +42,6 @@ pub fn run(args: Args) -> Result<Outcome> {
         cmake_args: args.cmake_args,
     };
     let folder = build(&args.tree.open()?, &Payload::embedded()?, &options)?;
-    println!("built in {}", folder.display());
+    say!("built in {}", folder.display());
     Ok(Outcome::Done)
 }

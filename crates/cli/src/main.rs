@@ -1,6 +1,7 @@
 //! `kvforge`: parses and prints; the work is in the libraries.
 
 mod build;
+mod say;
 mod ship;
 mod smoke;
 mod status;

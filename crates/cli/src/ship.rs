@@ -2,6 +2,7 @@ use anyhow::Result;
 use kvforge_llama::{Action, Error, Payload, Plan, TypeEntry};
 use serde_json::{Value, json};
 
+use crate::say::say;
 use crate::{Outcome, TreeArg, count};
 
 /// Put kvforge into a llama.cpp tree
@@ -50,14 +51,14 @@ pub fn run(args: Args) -> Result<Outcome> {
         report["diff"] = plan.diff().into();
     }
     if args.dry_run && !args.json {
-        print!("{}", plan.diff());
+        say!("{}", plan.diff().trim_end_matches('\n'));
         for (action, word) in [
             (Action::Add, "new"),
             (Action::Replace, "replaced"),
             (Action::Remove, "removed"),
         ] {
             for change in changes.iter().filter(|c| c.action == action) {
-                println!("{word}: {}", change.path);
+                say!("{word}: {}", change.path);
             }
         }
     }
@@ -70,15 +71,15 @@ pub fn run(args: Args) -> Result<Outcome> {
     }
     let tree = args.tree.path().display();
     match result {
-        "nothing-to-do" => println!("{tree}: nothing to do, already shipped ({})", ids(&types)),
-        "planned" => println!(
+        "nothing-to-do" => say!("{tree}: nothing to do, already shipped ({})", ids(&types)),
+        "planned" => say!(
             "\n{tree}: would patch {}, write {} of our own and remove {} ({}); nothing was written",
             count(number(Action::Patch), "upstream file"),
             count(number(Action::Add) + number(Action::Replace), "file"),
             number(Action::Remove),
             ids(&types),
         ),
-        _ => println!(
+        _ => say!(
             "{tree}: shipped; patched {}, wrote {} of our own ({})\nnext: kvforge build {tree}",
             count(number(Action::Patch), "upstream file"),
             count(number(Action::Add) + number(Action::Replace), "file"),
@@ -106,6 +107,6 @@ fn refusal(error: &Error) -> Value {
 }
 
 pub fn print_json(value: &Value) -> Result<()> {
-    println!("{}", serde_json::to_string_pretty(value)?);
+    say!("{}", serde_json::to_string_pretty(value)?);
     Ok(())
 }

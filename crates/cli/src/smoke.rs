@@ -10,6 +10,7 @@ use kvforge_llama::Payload;
 use kvforge_llama::smoke::{BACKEND, Group, Smoke, SmokeOptions, smoke};
 use serde_json::json;
 
+use crate::say::say;
 use crate::{Outcome, TreeArg, count, ship};
 
 /// Prove which kernels a built llama.cpp tree runs, and that their numbers are right
@@ -66,8 +67,8 @@ pub fn run(args: Args) -> Result<Outcome> {
         // It has said why.
         Some(2) => std::process::exit(2),
         _ => {
-            println!("failed: {doing}: the process that ran it ended with {status}");
-            println!("smoke: stopped, nothing is proved");
+            say!("failed: {doing}: the process that ran it ended with {status}");
+            say!("smoke: stopped, nothing is proved");
             Ok(Outcome::CheckFailed)
         }
     }
@@ -82,9 +83,9 @@ fn run_here(args: Args, trace: OsString) -> Result<Outcome> {
     };
     let mut progress = |group: &Group| {
         if !args.json {
-            println!("{}", line(group));
+            say!("{}", line(group));
             for failure in &group.failures {
-                println!("  failed: {failure}");
+                say!("  failed: {failure}");
             }
         }
     };
@@ -102,7 +103,7 @@ fn run_here(args: Args, trace: OsString) -> Result<Outcome> {
         print_evidence(&smoke);
         let passed = count(smoke.passed(), "check");
         let (failed, isa) = (failures.len(), &smoke.isa);
-        println!(
+        say!(
             "smoke: {passed} passed, {failed} failed ({}, {isa})",
             args.backend
         );
@@ -138,17 +139,18 @@ fn exactness(m: &Measure) -> String {
 }
 
 fn print_evidence(smoke: &Smoke) {
-    println!("\nevidence: {}", smoke.file.display());
+    say!("\nevidence: {}", smoke.file.display());
     for r in smoke.evidence.records() {
         let graph = match r.reached_by {
             ReachedBy::SmokeGraph => "smoke graph",
             ReachedBy::ModelGraph => "model graph",
         };
         let (kernel, status) = (&r.kernel, r.status());
-        println!(
+        say!(
             "  {} {:<14} {graph}  {kernel:<18}  {status}",
-            r.format, r.operation
+            r.format,
+            r.operation
         );
     }
-    println!();
+    say!("");
 }

@@ -1,6 +1,7 @@
 use anyhow::Result;
 use kvforge_llama::{HookState, Payload, State, Status};
 
+use crate::say::say;
 use crate::{Outcome, TreeArg, ship};
 
 /// Say what state a llama.cpp tree is in
@@ -36,17 +37,17 @@ fn print(status: &Status, tree: &str) {
         Some(version) => format!("kvforge {version}, "),
         None => String::new(),
     };
-    println!(
+    say!(
         "{tree}: {} ({by}ggml {})",
         status.state.in_words(),
         status.ggml
     );
     if status.state != State::NotShipped {
-        println!("types: {}", ship::ids(&status.types));
+        say!("types: {}", ship::ids(&status.types));
         let width = status.hooks.iter().map(|h| h.id.len()).max().unwrap_or(0);
         for hook in &status.hooks {
             let line = hook.line.map(|l| format!(":{l}")).unwrap_or_default();
-            println!(
+            say!(
                 "  {:<width$}  {:<14} {}{line}",
                 hook.id,
                 word(hook.state),
@@ -54,17 +55,17 @@ fn print(status: &Status, tree: &str) {
             );
         }
         for file in &status.files {
-            println!("  {}: {}", file.path, word(file.state));
+            say!("  {}: {}", file.path, word(file.state));
         }
     }
     for problem in &status.problems {
-        println!("\n{problem}");
+        say!("\n{problem}");
     }
     match status.state {
         State::NotShipped | State::Partial | State::Older | State::Drifted
             if status.problems.is_empty() =>
         {
-            println!("next: kvforge ship {tree}");
+            say!("next: kvforge ship {tree}");
         }
         _ => {}
     }

@@ -1,6 +1,7 @@
 use anyhow::Result;
 use kvforge_llama::{OWN_DIR, Payload, Restored};
 
+use crate::say::say;
 use crate::{Outcome, TreeArg, count};
 
 /// Take kvforge out of a llama.cpp tree
@@ -23,10 +24,10 @@ pub fn run(args: Args) -> Result<Outcome> {
     let done = kvforge_llama::unship(&args.tree.open()?, &Payload::embedded()?, args.force)?;
     let tree = args.tree.path().display();
     if done.is_empty() {
-        println!("{tree}: nothing to do, not shipped");
+        say!("{tree}: nothing to do, not shipped");
         return Ok(Outcome::Done);
     }
-    println!(
+    say!(
         "{tree}: unshipped; {} restored, {} of our own removed{}",
         count(done.upstream.len(), "upstream file"),
         count(done.removed, "file"),
@@ -40,15 +41,15 @@ pub fn run(args: Args) -> Result<Outcome> {
         match restored {
             Restored::Exactly => {}
             Restored::EditedElsewhere => {
-                println!("{path}: was edited elsewhere since; only our lines were removed");
+                say!("{path}: was edited elsewhere since; only our lines were removed");
             }
             Restored::Unproven => {
-                println!("{path}: our lines were removed; no manifest says what it was before")
+                say!("{path}: our lines were removed; no manifest says what it was before")
             }
         }
     }
     for path in &done.left {
-        println!("{path}: is not ours and was left there; {OWN_DIR} stays because of it");
+        say!("{path}: is not ours and was left there; {OWN_DIR} stays because of it");
     }
     Ok(Outcome::Done)
 }

@@ -271,9 +271,10 @@ attention plan(const ggml_tensor * node, int n_threads) {
 
     p.q_block  = min(max((ROWS_PER_TILE + p.group - 1) / p.group, (int64_t) 1), q->ne[1]);
     p.n_blocks = (q->ne[1] + p.q_block - 1) / p.q_block;
-    // too few blocks to keep the threads busy evenly: split the keys as well
+    // Too few blocks to keep the threads busy evenly: split the keys as well, but
+    // no further than that takes, since partials cost memory and a merge.
     const int64_t units = p.n_batch * p.n_kv_heads * p.n_blocks;
-    p.n_chunks = units >= 4*n_threads ? 1 : max(min((int64_t) n_threads, k->ne[1] / MIN_CHUNK), (int64_t) 1);
+    p.n_chunks = max(min((4*n_threads + units - 1) / units, k->ne[1] / MIN_CHUNK), (int64_t) 1);
     return p;
 }
 
@@ -384,7 +385,7 @@ void reference_row(const attention & p, int64_t position, int64_t head, float * 
         }
     }
     for (size_t i = 0; i < p.a.head_dim_v; i++) {
-        out[i] = sum > 0 ? (float) (acc[i] / sum) : 0.0f;
+        out[i] = sum == 0 ? 0.0f : (float) (acc[i] / sum); // NaN stays NaN
     }
 }
 
@@ -494,6 +495,8 @@ bool ggml_kvforge_compute_forward(const ggml_compute_params * params, ggml_tenso
     if (!ours(node)) {
         return false;
     }
+    // a graph that is computed without a scheduler was never asked
+    GGML_ASSERT(ggml_kvforge_supports_op(node) == 1 && "kvforge: this shape or pair of types has no kernel");
     switch (node->op) {
         case GGML_OP_SET_ROWS:       set_rows(params, node);   break;
         case GGML_OP_GET_ROWS:       get_rows(params, node);   break;

@@ -4,6 +4,7 @@
 #include "ggml-kvforge.h"
 
 #include "ggml-impl.h"
+#include "ggml-threading.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -25,11 +26,12 @@ static void check_formats(const struct kvf_api * api) {
 
 // Writes the non-zero kernel counters of this process to the file that
 // KVFORGE_COUNTERS names, one JSON object a line.
+static char counters_path[4096];
+
 static void write_counters(void) {
-    const char * path = getenv("KVFORGE_COUNTERS");
-    FILE * f = fopen(path, "w");
+    FILE * f = fopen(counters_path, "w");
     if (!f) {
-        fprintf(stderr, "kvforge: cannot write KVFORGE_COUNTERS=%s\n", path);
+        fprintf(stderr, "kvforge: cannot write KVFORGE_COUNTERS=%s\n", counters_path);
         return;
     }
     const struct kvf_api * api = kvf_api(1);
@@ -73,11 +75,13 @@ uint32_t ggml_kvforge_isa(void) {
             GGML_ABORT("kvforge: KVFORGE_ISA=%s cannot run on this CPU: use auto or scalar", want);
         }
         // first use of the kernels in this process: now they have something to report at its end
-        static volatile int registered;
-        if (!registered && getenv("KVFORGE_COUNTERS")) {
-            registered = 1;
+        const char * path = getenv("KVFORGE_COUNTERS");
+        ggml_critical_section_start();
+        if (path && *path && !counters_path[0]) {
+            snprintf(counters_path, sizeof(counters_path), "%s", path);
             atexit(write_counters);
         }
+        ggml_critical_section_end();
         cached = isa;
     }
     return cached;

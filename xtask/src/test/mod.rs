@@ -70,7 +70,7 @@ pub fn run(args: Args) -> Result<bool> {
         asked(Part::Tree, "tree"),
     );
     if rust {
-        rust::steps(&mut report);
+        rust::steps(&mut report, tree);
     }
     if capi {
         capi::steps(&mut report, &workshop);

@@ -72,6 +72,25 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
             Ok(Checked::new(2, "downloads with the right SHA-256"))
         },
     );
+    if !reuse {
+        report.step(
+            Step {
+                name: "ship, as cargo tests it",
+                after: &[FETCH],
+                repair: "run the command in the log by hand",
+            },
+            |log| {
+                let mut test = cargo();
+                test.args(["test", "--package", "kvforge-cli", "--test", "ship", "--"])
+                    .args(["--show-output", "a_real_tree_is_shipped_and_given_back"])
+                    .env("KVFORGE_TREE", fs::canonicalize(&tree.root)?);
+                match parse::cargo_tests(&log.run(&mut test)?.log) {
+                    (count, not_run) if not_run.is_empty() => Ok(Checked::new(count, "test")),
+                    (_, not_run) => bail!("{}", not_run.join(", ")),
+                }
+            },
+        );
+    }
     report.step(
         Step {
             name: SHIP,
