@@ -278,7 +278,6 @@ attention plan(const ggml_tensor * node, int n_threads) {
     return p;
 }
 
-// The work buffer: [threads][scratch, slopes], then [units][chunks][rows][partial].
 // A graph is planned before its tensors have memory, so the sizes are asked for
 // with pointers that are not null and lead nowhere.
 size_t scratch_bytes(const attention & p) {
@@ -300,6 +299,7 @@ size_t partial_floats(const attention & p) {
     return p.q_block * p.group * ggml_kvforge_api()->partial_floats(&p.a);
 }
 
+// The work buffer: [threads][scratch, slopes], then [units][chunks][rows][partial].
 size_t work_bytes(const attention & p, int n_threads) {
     const size_t units = p.n_batch * p.n_kv_heads * p.n_blocks;
     const size_t merge = p.n_chunks > 1 ? units * p.n_chunks * partial_floats(p) * sizeof(float) : 0;
