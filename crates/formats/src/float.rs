@@ -80,3 +80,25 @@ pub fn sqrt_f32(x: f32) -> f32 {
     let exponent = e / 2 - 1;
     extended as f32 * f32::from_bits(((exponent + 127) as u32) << 23)
 }
+
+/// Square root in fp64, correctly rounded to nearest even, of a number that is
+/// zero or normal and positive; infinity and NaN stay as they are.
+pub fn sqrt_f64(x: f64) -> f64 {
+    if x == 0.0 || !x.is_finite() {
+        return x;
+    }
+    // x = m * 2^e with m of 53 bits; scaled to 125 or 126 bits with an even
+    // exponent, its integer root has 63 bits, well over the 53 that are kept.
+    let bits = x.to_bits();
+    let mut m = u128::from(bits & 0x000f_ffff_ffff_ffff | 0x0010_0000_0000_0000);
+    let mut e = (bits >> 52 & 0x7ff) as i32 - 1075;
+    let shift = 72 + (e & 1);
+    m <<= shift;
+    e -= shift;
+    let root = m.isqrt();
+    // The remainder only matters as "is there one": make it a sticky bit.
+    let sticky = u64::from(root * root != m);
+    let extended = (root as u64) << 1 | sticky;
+    // `as f64` rounds to nearest even; the power of two is exact.
+    extended as f64 * f64::from_bits(((e / 2 - 1 + 1023) as u64) << 52)
+}

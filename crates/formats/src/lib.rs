@@ -1,7 +1,7 @@
 //! Compressed KV-cache formats: what a block means, byte by byte.
 //!
-//! A *format* is a transform (which rotation, how wide), a code (a scalar
-//! codebook for now) and a block layout. Each one stands in its own folder as
+//! A *format* is a transform (which rotation, how wide, or a sketch), a code (a
+//! scalar codebook, a trellis, signs) and a block layout. Each one stands in its own folder as
 //! a single constant, its [`FormatSpec`]; C headers, ggml type rows, docs
 //! tables and test tolerances are derived from that constant and nowhere
 //! restated.
@@ -21,21 +21,41 @@ mod float;
 #[cfg(any(test, feature = "oracle"))]
 pub mod oracle;
 mod packing;
+mod projection;
+pub mod q4_polar;
+pub mod qjl1_256;
 mod rotation;
 mod scalar_code;
 mod spec;
+mod sums;
 pub mod tbq3_0;
+pub mod tbq3_tcq;
 pub mod tbq4_0;
+mod transform;
+pub mod turbo3_legacy;
+pub mod turbo4_legacy;
+mod wht128;
 
 pub use error::CodecError;
-pub use float::{f16_to_f32, f32_to_f16, sqrt_f32};
+pub use float::{f16_to_f32, f32_to_f16, sqrt_f32, sqrt_f64};
 pub use packing::Packing;
+pub use projection::{COLUMN_SQUARES, PROJECTION, PROJECTION_TRANSPOSED};
 pub use rotation::Rotation;
-pub use spec::{Domain, FormatSpec, Tolerance};
+pub use scalar_code::SCALES;
+pub use spec::{Code, Decode, Domain, Encode, FormatSpec, Role, Scale, Tolerance};
+pub use transform::Transform;
 
 /// Every format, in the order of its stable [`FormatSpec::id`]. Adding a
 /// format is one folder and one line here.
-pub static FORMATS: &[&FormatSpec] = &[&tbq3_0::SPEC, &tbq4_0::SPEC];
+pub static FORMATS: &[&FormatSpec] = &[
+    &tbq3_0::SPEC,
+    &tbq4_0::SPEC,
+    &tbq3_tcq::SPEC,
+    &qjl1_256::SPEC,
+    &q4_polar::SPEC,
+    &turbo3_legacy::SPEC,
+    &turbo4_legacy::SPEC,
+];
 
 /// The format that people call `name` (`"tbq4_0"`), if there is one.
 pub fn by_name(name: &str) -> Option<&'static FormatSpec> {

@@ -2,9 +2,9 @@
 //! and plainest way, straight from the text of the format.
 //!
 //! It reads constants from a [`FormatSpec`](crate::FormatSpec) (codebook, sign
-//! mask, sizes, packing) and shares no code with the codecs or with any kernel:
+//! masks, sizes, packing) and shares no code with the codecs or with any kernel:
 //! codes are taken out bit by bit, fp16 is evaluated from its definition, the
-//! Hadamard matrix is written out entry by entry.
+//! transforms are matrices written out entry by entry.
 //!
 //! ```
 //! use kvforge_formats::{oracle::{self, Problem, Segment, Tensor, Type}, tbq4_0};
@@ -35,10 +35,13 @@
 
 mod attention;
 mod block;
+mod encode;
 mod half;
+mod projection;
 mod tensor;
 
 pub use attention::{Mask, Problem, Scores, Segment, attention, scores};
-pub use block::{decode, decode_rotated, encode, judge, rotate};
+pub use block::{decode, decode_residual, decode_rotated, rotate};
+pub use encode::{encode, judge};
 pub use half::{from_half, to_half};
 pub use tensor::{Tensor, Type};

@@ -1,7 +1,7 @@
 use std::{vec, vec::Vec};
 
-use super::{block, half};
-use crate::FormatSpec;
+use super::{block, encode, half};
+use crate::{FormatSpec, q4_polar};
 
 /// What the bytes of a row mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -15,6 +15,8 @@ pub enum Type {
     Q8_0,
     /// One of the compressed formats.
     Format(&'static FormatSpec),
+    /// [`q4_polar`], read with its residual.
+    PolarResidual,
 }
 
 impl Type {
@@ -25,6 +27,7 @@ impl Type {
             Type::F16 => "f16",
             Type::Q8_0 => "q8_0",
             Type::Format(spec) => spec.name,
+            Type::PolarResidual => q4_polar::SPEC.name,
         }
     }
 
@@ -34,6 +37,7 @@ impl Type {
             Type::F32 | Type::F16 => 1,
             Type::Q8_0 => 32,
             Type::Format(spec) => spec.block_len,
+            Type::PolarResidual => q4_polar::SPEC.block_len,
         }
     }
 
@@ -49,6 +53,7 @@ impl Type {
                 Type::F16 => 2,
                 Type::Q8_0 => 34,
                 Type::Format(spec) => spec.block_bytes,
+                Type::PolarResidual => q4_polar::SPEC.block_bytes,
             }
     }
 
@@ -73,6 +78,7 @@ impl Type {
                 .flat_map(|b| b[2..].iter().map(|&v| half_at(b) * f64::from(v as i8)))
                 .collect(),
             Type::Format(spec) => block::decode(spec, bytes),
+            Type::PolarResidual => block::decode_residual(bytes),
         }
     }
 
@@ -103,7 +109,8 @@ impl Type {
                 }
                 bytes
             }
-            Type::Format(spec) => block::encode(spec, x),
+            Type::Format(spec) => encode::encode(spec, x),
+            Type::PolarResidual => encode::encode(&q4_polar::SPEC, x),
         }
     }
 }
