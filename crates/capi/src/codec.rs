@@ -2,15 +2,16 @@
 
 use core::ffi::c_void;
 
-use kvforge_cpu::Error;
+use kvforge_cpu::{Encoder, Error};
 use kvforge_formats::CodecError;
 
 use crate::memory::{input, output};
 use crate::status::{KVF_BAD_SHAPE, finish, status_of};
 use crate::types;
 
-/// Encodes `n_values` values, a multiple of the block length, into their blocks.
-/// The same bytes on every instruction set. Counts blocks under `slot`.
+/// Encodes `n_values` values, a multiple of the block length, into their blocks, as
+/// the public encoder of the format does, byte for byte. The same bytes on every
+/// instruction set. Counts blocks under `slot`.
 ///
 /// `KVF_NON_FINITE` sets `*bad_index` (if not null) to the index of the first
 /// value that is infinite or NaN, `KVF_SCALE_OVERFLOW` to the index of the first
@@ -31,13 +32,52 @@ pub unsafe extern "C" fn kvf_encode(
     slot: u32,
     bad_index: *mut usize,
 ) -> i32 {
+    let encoder = Encoder::Reference;
+    // SAFETY: the caller's word is the same.
+    unsafe { encode(encoder, r#type, isa, x, bytes, n_values, slot, bad_index) }
+}
+
+/// As `kvf_encode`, but takes more time to find blocks that decode to less error,
+/// by the same decoder: see the formats' READMEs. The same bytes on every
+/// instruction set.
+///
+/// # Safety
+/// As `kvf_encode`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvf_encode_best(
+    r#type: u32,
+    isa: u32,
+    x: *const f32,
+    bytes: *mut c_void,
+    n_values: usize,
+    slot: u32,
+    bad_index: *mut usize,
+) -> i32 {
+    let encoder = Encoder::Best;
+    // SAFETY: the caller's word is the same.
+    unsafe { encode(encoder, r#type, isa, x, bytes, n_values, slot, bad_index) }
+}
+
+/// # Safety
+/// As `kvf_encode`.
+#[expect(clippy::too_many_arguments, reason = "those of `kvf_encode` and one")]
+unsafe fn encode(
+    encoder: Encoder,
+    r#type: u32,
+    isa: u32,
+    x: *const f32,
+    bytes: *mut c_void,
+    n_values: usize,
+    slot: u32,
+    bad_index: *mut usize,
+) -> i32 {
     finish((|| {
         let spec = types::format(r#type)?;
         let isa = types::isa(isa)?;
         let len = spec.row_bytes(n_values).map_err(|_| KVF_BAD_SHAPE)?;
         // SAFETY: the caller's word for `x` and `bytes`.
         let (x, bytes) = unsafe { (input(x, n_values)?, output(bytes.cast(), len)?) };
-        kvforge_cpu::encode(spec, isa, x, bytes, slot).map_err(|error| {
+        kvforge_cpu::encode(spec, isa, encoder, x, bytes, slot).map_err(|error| {
             let bad = match error {
                 Error::Codec(CodecError::NonFinite { index }) => Some(index),
                 Error::Codec(CodecError::ScaleOverflow { block }) => Some(block * spec.block_len),
@@ -70,9 +110,10 @@ pub unsafe extern "C" fn kvf_poison(r#type: u32, bytes: *mut c_void, n_values: u
     })())
 }
 
-/// Decodes the blocks of `n_values` values into `domain` (`KVF_ORIGINAL` or
-/// `KVF_ROTATED`). `type` may also be `KVF_F32`, `KVF_F16` or `KVF_Q8_0`, which
-/// know no domain. The same values on every instruction set. Counts blocks of
+/// Decodes blocks into `domain` (`KVF_ORIGINAL` or `KVF_ROTATED`): all that give
+/// `n_values` values in it, which is `coded_len` (see `kvf_format_info`) a block in
+/// the rotated one. `type` may also be `KVF_Q4_POLAR_RESIDUAL`, and `KVF_F32`,
+/// `KVF_F16` or `KVF_Q8_0`, which know no domain. The same values on every instruction set. Counts blocks of
 /// compressed formats under `slot`.
 ///
 /// # Safety
@@ -93,7 +134,7 @@ pub unsafe extern "C" fn kvf_decode(
         let kind = types::cache_type(r#type)?;
         let isa = types::isa(isa)?;
         let domain = types::domain(domain)?;
-        let len = kind.row_bytes(n_values).ok_or(KVF_BAD_SHAPE)?;
+        let len = kind.row_bytes_in(domain, n_values).ok_or(KVF_BAD_SHAPE)?;
         // SAFETY: the caller's word for `bytes` and `x`.
         let (bytes, x) = unsafe { (input(bytes.cast(), len)?, output(x, n_values)?) };
         kvforge_cpu::decode(kind, isa, domain, bytes, x, slot).map_err(status_of)

@@ -3,7 +3,7 @@
 use core::ffi::c_char;
 use core::mem::size_of;
 
-use kvforge_formats::FORMATS;
+use kvforge_formats::{Domain, FORMATS};
 
 use crate::status::{KVF_BAD_TYPE, KVF_NULL, KVF_OK};
 
@@ -21,8 +21,18 @@ pub struct kvf_format_info {
     pub block_bytes: u32,
     /// Bits of one code.
     pub code_bits: u32,
-    /// Relative mean squared error of encode then decode on Gaussian values.
+    /// Values of a block in the rotated domain.
+    pub coded_len: u32,
+    /// 1 if a cache may hold keys in it, else 0.
+    pub holds_keys: u32,
+    /// 1 if a cache may hold values in it, else 0.
+    pub holds_values: u32,
+    /// The same number for the same meaning of bytes: beside the name in saved files.
+    pub layout_hash: u64,
+    /// Relative mean squared error of `kvf_encode` then decode on Gaussian values.
     pub gaussian_mse: f64,
+    /// The same of `kvf_encode_best`.
+    pub gaussian_mse_best: f64,
     /// Relative departure from it that a test allows.
     pub gaussian_mse_margin: f64,
     /// Largest `|score - exact| / (|q| |k|)` of a correct kernel.
@@ -54,8 +64,13 @@ pub unsafe extern "C" fn kvf_format_info(index: u32, out: *mut kvf_format_info) 
         id: spec.id,
         block_len: spec.block_len as u32,
         block_bytes: spec.block_bytes as u32,
-        code_bits: spec.code_bits as u32,
+        code_bits: spec.code.bits() as u32,
+        coded_len: spec.len_in(Domain::Rotated) as u32,
+        holds_keys: spec.holds_keys().into(),
+        holds_values: spec.holds_values().into(),
+        layout_hash: spec.layout_hash(),
         gaussian_mse: spec.tolerance.gaussian_mse,
+        gaussian_mse_best: spec.tolerance.gaussian_mse_best,
         gaussian_mse_margin: spec.tolerance.gaussian_mse_margin,
         score_tolerance: spec.tolerance.score,
         attention_tolerance: spec.tolerance.attention,

@@ -8,9 +8,9 @@ use kvforge_cpu::{CacheType, Isa};
 
 use crate::memory::{self, bytes_of, read, row_bytes, rows, rows_mut, shape};
 use crate::status::{finish, status_of};
-use crate::types::{cache_type, isa};
+use crate::types::{cache_type, isa, query};
 
-/// Plain dot products of queries and keys: `out[q][h][t] = dot(q, k)`.
+/// Plain dot products of queries and keys: `out[q][h][t] = scale * dot(q, k)`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvf_scores {
@@ -22,6 +22,10 @@ pub struct kvf_scores {
     pub isa: u32,
     /// Slot that the work is counted under.
     pub slot: u32,
+    /// `KVF_QUERY_...`.
+    pub query: u32,
+    /// Factor on every score.
+    pub scale: f32,
     /// Values of a query and of a key.
     pub head_dim: usize,
     /// Query heads, a multiple of `n_kv_heads`.
@@ -32,7 +36,8 @@ pub struct kvf_scores {
     pub n_q: usize,
     /// Keys.
     pub n_kv: usize,
-    /// Queries, `[n_q, n_heads, head_dim]` by the strides below.
+    /// Queries, `[n_q, n_heads, head_dim]` by the strides below, or what the
+    /// transform makes of `head_dim` values.
     pub q: *const f32,
     /// Bytes from query position to query position in `q`.
     pub q_row_stride: usize,
@@ -69,6 +74,8 @@ fn without_tensors(s: &kvf_scores) -> Result<Scores<'static>, i32> {
         k: Rows::default(),
         isa: Isa::Scalar,
         slot: s.slot,
+        query: query(s.query)?,
+        scale: s.scale,
     })
 }
 
@@ -85,7 +92,7 @@ pub unsafe extern "C" fn kvf_score_scratch(s: *const kvf_scores) -> usize {
     bytes_of(scores.and_then(|s| attention::score_scratch(&s).map_err(status_of)))
 }
 
-/// Every query head times every key of its kv head, neither scaled nor masked. A
+/// Every query head times every key of its kv head, not masked. A
 /// key is decoded once for all heads that share it. Counts the dot products under
 /// `slot`, if the keys are of a compressed format.
 ///
@@ -102,7 +109,7 @@ pub unsafe extern "C" fn kvf_score(s: *const kvf_scores) -> i32 {
         // SAFETY: by the caller's word.
         let s = unsafe { read(s)? };
         let none = without_tensors(&s)?;
-        let q = row_bytes(CacheType::F32, s.head_dim)?;
+        let q = row_bytes(CacheType::F32, none.query_len())?;
         let q = shape(s.n_q, s.n_heads, q, s.q_row_stride, s.q_head_stride);
         let k = row_bytes(none.k_type, s.head_dim)?;
         let k = shape(s.n_kv, s.n_kv_heads, k, s.k_row_stride, s.k_head_stride);

@@ -6,9 +6,9 @@ use core::ptr;
 
 use crate::*;
 
-/// Version of `kvf_api`'s table and of every struct here. A larger number means
-/// that something was added; nothing is ever taken away or moved.
-pub const KVF_API_VERSION: u32 = 1;
+/// Version of `kvf_api`'s table and of every struct here. A host asks for the
+/// version of the header that it was built with, and gets that one or none.
+pub const KVF_API_VERSION: u32 = 2;
 
 /// Every function of this library under its own name.
 #[repr(C)]
@@ -30,6 +30,16 @@ pub struct kvf_api {
     pub format_info: unsafe extern "C" fn(index: u32, out: *mut kvf_format_info) -> i32,
     /// See `kvf_encode`.
     pub encode: unsafe extern "C" fn(
+        r#type: u32,
+        isa: u32,
+        x: *const f32,
+        bytes: *mut c_void,
+        n_values: usize,
+        slot: u32,
+        bad_index: *mut usize,
+    ) -> i32,
+    /// See `kvf_encode_best`.
+    pub encode_best: unsafe extern "C" fn(
         r#type: u32,
         isa: u32,
         x: *const f32,
@@ -117,6 +127,7 @@ static API: kvf_api = kvf_api {
     kernel_name: kvf_kernel_name,
     format_info: kvf_format_info,
     encode: kvf_encode,
+    encode_best: kvf_encode_best,
     poison: kvf_poison,
     decode: kvf_decode,
     dot: kvf_dot,

@@ -15,6 +15,15 @@ pub const KVF_F16: u32 = 0x1001;
 /// ggml's q8_0: blocks of 32 values, an fp16 scale and 32 signed bytes.
 pub const KVF_Q8_0: u32 = 0x1002;
 
+/// The format `q4_polar`, read with the residual that its blocks carry.
+pub const KVF_Q4_POLAR_RESIDUAL: u32 = 0x1003;
+
+/// Queries as they are: what keys decode to meets them.
+pub const KVF_QUERY_RAW: u32 = 0;
+/// Queries that have gone through the transform of the keys' format: rotated, or
+/// for `qjl1_256` projected (`coded_len` values for every `block_len`).
+pub const KVF_QUERY_TRANSFORMED: u32 = 1;
+
 /// The fastest instruction set of this machine.
 pub const KVF_ISA_AUTO: u32 = 0;
 /// Plain code.
@@ -43,6 +52,7 @@ pub(crate) fn cache_type(ty: u32) -> Result<CacheType, i32> {
         KVF_F32 => Ok(CacheType::F32),
         KVF_F16 => Ok(CacheType::F16),
         KVF_Q8_0 => Ok(CacheType::Q8_0),
+        KVF_Q4_POLAR_RESIDUAL => Ok(CacheType::PolarResidual),
         id => format(id).map(CacheType::Format),
     }
 }
@@ -55,6 +65,14 @@ pub(crate) fn domain(domain: u32) -> Result<Domain, i32> {
     match domain {
         KVF_ORIGINAL => Ok(Domain::Original),
         KVF_ROTATED => Ok(Domain::Rotated),
+        _ => Err(KVF_BAD_TYPE),
+    }
+}
+
+pub(crate) fn query(query: u32) -> Result<Query, i32> {
+    match query {
+        KVF_QUERY_RAW => Ok(Query::Raw),
+        KVF_QUERY_TRANSFORMED => Ok(Query::Transformed),
         _ => Err(KVF_BAD_TYPE),
     }
 }

@@ -18,6 +18,7 @@ extern crate std;
 
 mod error;
 mod float;
+mod layout;
 #[cfg(any(test, feature = "oracle"))]
 pub mod oracle;
 mod packing;
@@ -56,6 +57,11 @@ pub static FORMATS: &[&FormatSpec] = &[
     &turbo3_legacy::SPEC,
     &turbo4_legacy::SPEC,
 ];
+
+/// The formats that a cache may hold keys in: all but the legacy ones.
+pub fn cache_formats() -> impl Iterator<Item = &'static FormatSpec> {
+    FORMATS.iter().copied().filter(|f| f.holds_keys())
+}
 
 /// The format that people call `name` (`"tbq4_0"`), if there is one.
 pub fn by_name(name: &str) -> Option<&'static FormatSpec> {

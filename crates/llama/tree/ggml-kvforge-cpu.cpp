@@ -1,42 +1,19 @@
 // The part of kvforge that lives in ggml-cpu: it turns graph nodes on our types
 // into calls of the kernels, split over ggml's threads.
 
-#include "ggml-kvforge.h"
+#include "ggml-kvforge-work.h"
 
-#include "ggml-cpu-impl.h"
-#include "ggml-impl.h"
-
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 namespace {
 
-using std::max;
-using std::min;
+using namespace kvforge;
 
 // Query rows (positions x heads of a group) that share a decoded tile.
 constexpr int64_t ROWS_PER_TILE = 64;
-// Keys of the smallest range worth a thread of its own.
-constexpr int64_t MIN_CHUNK = 64;
 // Values converted at a time where a row passes through a buffer.
 constexpr int64_t RUN = 1024;
-constexpr size_t  ALIGN = 64;
-
-size_t align_up(size_t n) { return (n + ALIGN - 1) / ALIGN * ALIGN; }
-
-void check(int32_t status, const ggml_tensor * node) {
-    if (status != KVF_OK) {
-        GGML_ABORT("kvforge: %s of '%s': %s", ggml_op_name(node->op), node->name, ggml_kvforge_api()->status_text(status));
-    }
-}
-
-// The reference mode of ggml-cpu runs the reference codec, which the scalar
-// kernels are, and an attention in double precision, so that a test compares
-// two things and not one with itself.
-uint32_t isa_of(const ggml_compute_params * params) {
-    return params->use_ref ? (uint32_t) KVF_ISA_SCALAR : ggml_kvforge_isa();
-}
 
 bool is_copy(const ggml_tensor * node) {
     return node->op == GGML_OP_CPY || node->op == GGML_OP_DUP || node->op == GGML_OP_CONT;
@@ -57,7 +34,7 @@ bool ours(const ggml_tensor * node) {
         case GGML_OP_FLASH_ATTN_EXT:
             return ggml_kvforge_is(node->src[1]->type) || ggml_kvforge_is(node->src[2]->type);
         default:
-            return false;
+            return is_score(node);
     }
 }
 
@@ -278,16 +255,10 @@ attention plan(const ggml_tensor * node, int n_threads) {
     return p;
 }
 
-// A graph is planned before its tensors have memory, so the sizes are asked for
-// with pointers that are not null and lead nowhere.
 size_t scratch_bytes(const attention & p) {
-    kvf_segment s = p.segment;
-    s.k = s.v = &s;
-    s.mask = s.mask_row_stride ? &s : nullptr;
+    // sizes are asked for before a graph's tensors have memory, so without pointers
     kvf_attention a = p.a;
-    a.q   = (const float *) &a;
-    a.out = (float *) &a;
-    a.segments = &s;
+    a.segments = &p.segment;
     return align_up(ggml_kvforge_api()->attend_scratch(&a, p.q_block));
 }
 
@@ -464,6 +435,7 @@ bool supports_flash_attn(const ggml_tensor * node) {
     return q->type == GGML_TYPE_F32 && node->type == GGML_TYPE_F32
         && ggml_kvforge_kernel_type(k->type) != UINT32_MAX
         && ggml_kvforge_kernel_type(v->type) != UINT32_MAX
+        && (!ggml_kvforge_is(v->type) || ggml_kvforge_info(v->type).holds_values)
         && k->ne[0] <= 1024 && v->ne[0] <= 1024
         // one V head for each K head; ggml itself would allow them to differ
         && k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0
@@ -480,6 +452,9 @@ int ggml_kvforge_n_tasks(const ggml_tensor * node, int n_threads) {
 }
 
 size_t ggml_kvforge_work_size(const ggml_tensor * node, int n_tasks) {
+    if (is_score(node)) {
+        return score_work(node, n_tasks);
+    }
     if (!ours(node) || node->op != GGML_OP_FLASH_ATTN_EXT) {
         return 0;
     }
@@ -501,12 +476,18 @@ bool ggml_kvforge_compute_forward(const ggml_compute_params * params, ggml_tenso
         case GGML_OP_SET_ROWS:       set_rows(params, node);   break;
         case GGML_OP_GET_ROWS:       get_rows(params, node);   break;
         case GGML_OP_FLASH_ATTN_EXT: flash_attn(params, node); break;
+        case GGML_OP_ATTN_SCORE_TBQ:
+        case GGML_OP_ATTN_SCORE_QJL:
+        case GGML_OP_ATTN_SCORE_POLAR: score(params, node);    break;
         default:                     copy(params, node);       break;
     }
     return true;
 }
 
 int ggml_kvforge_supports_op(const ggml_tensor * node) {
+    if (is_score(node)) {
+        return supports_score(node);
+    }
     if (node->op == GGML_OP_FLASH_ATTN_EXT && ours(node)) {
         return supports_flash_attn(node);
     }

@@ -11,18 +11,12 @@
 #include <random>
 #include <vector>
 
-// relative mean squared error that the format has on Gaussian values, and the
-// part of it by which a right implementation may miss it
+// relative mean squared error that the format has on Gaussian values with the
+// encoder in use, and the part of it by which a right implementation may miss it
 static inline double kvforge_gaussian_mse(ggml_type type, double * margin) {
-    struct kvf_format_info info;
-    for (uint32_t i = 0; ggml_kvforge_api()->format_info(i, &info) == KVF_OK; i++) {
-        if (info.id == ggml_kvforge_kernel_type(type)) {
-            *margin = info.gaussian_mse_margin;
-            return info.gaussian_mse;
-        }
-    }
-    *margin = 0;
-    return 0;
+    const struct kvf_format_info info = ggml_kvforge_info(type);
+    *margin = info.gaussian_mse_margin;
+    return ggml_kvforge_reference_encoder() ? info.gaussian_mse : info.gaussian_mse_best;
 }
 
 static inline void kvforge_generate_gaussian(uint32_t seed, std::vector<float> & x) {

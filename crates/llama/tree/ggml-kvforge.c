@@ -34,7 +34,7 @@ static void write_counters(void) {
         fprintf(stderr, "kvforge: cannot write KVFORGE_COUNTERS=%s\n", counters_path);
         return;
     }
-    const struct kvf_api * api = kvf_api(1);
+    const struct kvf_api * api = kvf_api(KVF_API_VERSION);
     struct kvf_count c;
     size_t cursor = 0;
     while (api->counter_next(&cursor, &c) == KVF_OK) {
@@ -48,7 +48,7 @@ const struct kvf_api * ggml_kvforge_api(void) {
     // a race only repeats idempotent work: the table is a constant
     static const struct kvf_api * volatile cached;
     if (!cached) {
-        const struct kvf_api * api = kvf_api(1);
+        const struct kvf_api * api = kvf_api(KVF_API_VERSION);
         GGML_ASSERT(api && api->struct_size >= sizeof(struct kvf_api) && "kvforge: kernel library too old for this tree");
         check_formats(api);
         cached = api;
@@ -87,6 +87,19 @@ uint32_t ggml_kvforge_isa(void) {
     return cached;
 }
 
+bool ggml_kvforge_reference_encoder(void) {
+    static volatile int cached; // one more than the answer
+    if (!cached) {
+        const char * want = getenv("KVFORGE_ENCODER");
+        const bool reference = want && strcmp(want, "reference") == 0;
+        if (want && *want && !reference && strcmp(want, "best") != 0) {
+            GGML_ABORT("kvforge: KVFORGE_ENCODER=%s is not known: use best or reference", want);
+        }
+        cached = 1 + reference;
+    }
+    return cached - 1;
+}
+
 bool ggml_kvforge_is(enum ggml_type type) {
     switch ((int) type) {
 #define CASE(NAME, ...) case GGML_TYPE_##NAME: return true;
@@ -108,42 +121,14 @@ uint32_t ggml_kvforge_kernel_type(enum ggml_type type) {
     }
 }
 
-const char * ggml_kvforge_cache_problem(enum ggml_type type_k, enum ggml_type type_v, int64_t head_k, int64_t head_v) {
-    static char text[256];
-    if (!ggml_kvforge_is(type_k) && !ggml_kvforge_is(type_v)) {
-        return NULL;
-    }
-    const struct { enum ggml_type type; int64_t head; const char * what; } sides[2] = {
-        { type_k, head_k, "K" },
-        { type_v, head_v, "V" },
-    };
-    for (int i = 0; i < 2; i++) {
-        if (ggml_kvforge_kernel_type(sides[i].type) == UINT32_MAX) {
-            snprintf(text, sizeof(text), "%s cache type %s cannot be paired with %s: use f16, f32, q8_0 or a kvforge type for both",
-                sides[i].what, ggml_type_name(sides[i].type), ggml_type_name(sides[1 - i].type));
-            return text;
-        }
-        if (sides[i].head % ggml_blck_size(sides[i].type) != 0) {
-            snprintf(text, sizeof(text), "%s cache type %s takes heads whose size is a multiple of %d, this model's is %d: use f16 for %s",
-                sides[i].what, ggml_type_name(sides[i].type), (int) ggml_blck_size(sides[i].type), (int) sides[i].head, sides[i].what);
-            return text;
-        }
-    }
-    return NULL;
-}
-
-const char * ggml_kvforge_cache_kernels(enum ggml_type type_k, enum ggml_type type_v) {
-    static char text[256];
-    const enum ggml_type types[2] = { type_k, type_v };
-    size_t n = 0;
-    text[0] = 0;
-    for (int i = 0; i < 2; i++) {
-        if (ggml_kvforge_is(types[i])) {
-            n += snprintf(text + n, sizeof(text) - n, "%s%s: %s", n ? ", " : "", i == 0 ? "K" : "V",
-                ggml_kvforge_api()->kernel_name(ggml_kvforge_kernel_type(types[i]), KVF_OP_ATTEND, ggml_kvforge_isa()));
-        }
-    }
-    return text;
+struct kvf_format_info ggml_kvforge_info(enum ggml_type type) {
+    const struct kvf_api * api = ggml_kvforge_api();
+    struct kvf_format_info info;
+    uint32_t i = 0;
+    do {
+        GGML_ASSERT(api->format_info(i++, &info) == KVF_OK && "kvforge: not one of our types");
+    } while (info.id != ggml_kvforge_kernel_type(type));
+    return info;
 }
 
 bool ggml_kvforge_validate(enum ggml_type type, const void * bytes, size_t n_blocks) {
@@ -179,12 +164,13 @@ void ggml_kvforge_encode(enum ggml_type type, uint32_t isa, const float * x, voi
     const uint32_t kernel_type = ggml_kvforge_kernel_type(type);
     const int64_t  len   = ggml_blck_size(type);
     const size_t   size  = ggml_type_size(type);
+    const bool     reference = ggml_kvforge_reference_encoder();
     char *         out   = (char *) bytes;
 
     // step over each block that cannot be encoded
     while (n > 0) {
         size_t bad = 0;
-        const int32_t status = api->encode(kernel_type, isa, x, out, n, slot, &bad);
+        const int32_t status = (reference ? api->encode : api->encode_best)(kernel_type, isa, x, out, n, slot, &bad);
         if (status == KVF_OK) {
             return;
         }

@@ -23,6 +23,10 @@ GGML_API const struct kvf_api * ggml_kvforge_api(void);
 // The ISA that the environment variable KVFORGE_ISA (auto, scalar, avx2) asks for.
 GGML_API uint32_t ggml_kvforge_isa(void);
 
+// Does the environment variable KVFORGE_ENCODER (best, reference) ask for the
+// encoder that the public ones agree with byte for byte? The best one is the default.
+GGML_API bool ggml_kvforge_reference_encoder(void);
+
 // Is this one of the types that kvforge adds?
 GGML_API bool ggml_kvforge_is(enum ggml_type type);
 
@@ -30,11 +34,34 @@ GGML_API bool ggml_kvforge_is(enum ggml_type type);
 GGML_API uint32_t ggml_kvforge_kernel_type(enum ggml_type type);
 
 // Why K and V of these types, in heads of these sizes, cannot be served, as a
-// sentence that says what to do; NULL if they can or if neither is ours.
+// sentence that says what to do; NULL if they can or if neither is ours. The
+// text is the thread's until its next call.
 GGML_API const char * ggml_kvforge_cache_problem(enum ggml_type type_k, enum ggml_type type_v, int64_t head_k, int64_t head_v);
+
+// The same for the model in a GGUF file, by what the file says; NULL also if it
+// does not say: the check of the loaded model comes later in any case.
+GGML_API const char * ggml_kvforge_file_problem(const char * path, enum ggml_type type_k, enum ggml_type type_v);
 
 // One line about the kernels that will serve a cache of these types; "" if none of ours.
 GGML_API const char * ggml_kvforge_cache_kernels(enum ggml_type type_k, enum ggml_type type_v);
+
+// Can the positions of keys of this type be shifted in the cache? `rotated` values
+// of a head go through RoPE.
+GGML_API bool ggml_kvforge_can_shift(enum ggml_type type, int64_t head, int64_t rotated);
+
+// What a saved state says of a tensor of ours beside its id.
+typedef struct ggml_kvforge_state_tag {
+    char     name[32];
+    uint64_t layout;
+} ggml_kvforge_state_tag;
+
+GGML_API ggml_kvforge_state_tag ggml_kvforge_state_tag_of(enum ggml_type type);
+
+// Was a tensor with this tag written by the same format? If not, says so in the log.
+GGML_API bool ggml_kvforge_state_tag_fits(enum ggml_type type, const ggml_kvforge_state_tag * tag);
+
+// Facts about a type of ours.
+GGML_API struct kvf_format_info ggml_kvforge_info(enum ggml_type type);
 
 // Rows of the type traits: original domain, always.
 #define KVFORGE_DECLARE(NAME, name, ...) \

@@ -73,6 +73,8 @@ function(kvforge_add_to_base target)
     target_sources(${target} PRIVATE
         ${object}
         ${KVFORGE_DIR}/ggml-kvforge.c
+        ${KVFORGE_DIR}/ggml-kvforge-ops.c
+        ${KVFORGE_DIR}/ggml-kvforge-cache.cpp
         ${KVFORGE_DIR}/ggml-kvforge.h
         ${KVFORGE_DIR}/kvforge.h)
     target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${KVFORGE_DIR}>)
@@ -81,5 +83,8 @@ endfunction()
 # puts the operations into a CPU backend; with GGML_CPU_ALL_VARIANTS there are
 # several, and the same kernels serve all of them
 function(kvforge_add_to_cpu target)
-    target_sources(${target} PRIVATE ${KVFORGE_DIR}/ggml-kvforge-cpu.cpp)
+    target_sources(${target} PRIVATE
+        ${KVFORGE_DIR}/ggml-kvforge-cpu.cpp
+        ${KVFORGE_DIR}/ggml-kvforge-score.cpp
+        ${KVFORGE_DIR}/ggml-kvforge-work.h)
 endfunction()

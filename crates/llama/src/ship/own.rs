@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use kvforge_formats::FORMATS;
+use kvforge_formats::cache_formats;
 
 use super::OWN_DIR;
 use crate::Error;
@@ -71,7 +71,7 @@ fn formats_header() -> String {
          // X(NAME, name, kvforge id, values of a block, bytes of a block)\n\
          #define KVFORGE_FORMATS(X)",
     );
-    for format in FORMATS {
+    for format in cache_formats() {
         write!(
             out,
             " \\\n    X({}, {}, {}, {}, {})",

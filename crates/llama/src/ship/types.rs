@@ -1,6 +1,6 @@
 //! ggml type ids: read from the tree, never frozen here.
 
-use kvforge_formats::{FORMATS, FormatSpec};
+use kvforge_formats::{FormatSpec, cache_formats};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -38,12 +38,12 @@ impl TypeIds {
 
     /// `GGML_TYPE_COUNT` with the formats added.
     pub fn new_count(&self) -> u32 {
-        self.old_count + FORMATS.len() as u32
+        self.old_count + cache_formats().count() as u32
     }
 
     /// Every format with its id.
     pub fn iter(&self) -> impl Iterator<Item = (&'static FormatSpec, u32)> + '_ {
-        FORMATS.iter().copied().zip(self.old_count..)
+        cache_formats().zip(self.old_count..)
     }
 
     /// The same as plain data.
@@ -134,8 +134,10 @@ mod tests {
             .into_iter()
             .map(|t| (t.name, t.ggml_id))
             .collect();
-        assert_eq!(pairs, [("tbq3_0".into(), 43), ("tbq4_0".into(), 44)]);
-        assert_eq!(ids.new_count(), 45);
+        let names = ["tbq3_0", "tbq4_0", "tbq3_tcq", "qjl1_256", "q4_polar"];
+        let expected: Vec<_> = names.into_iter().map(String::from).zip(43..).collect();
+        assert_eq!(pairs, expected);
+        assert_eq!(ids.new_count(), 48);
     }
 
     #[test]

@@ -1,0 +1,130 @@
+// ATTN_SCORE_TBQ, _QJL, _POLAR on the CPU: plain dot products of queries with what
+// compressed keys decode to.
+
+#include "ggml-kvforge-work.h"
+
+#include <cmath>
+
+namespace kvforge {
+
+bool is_score(const ggml_tensor * node) {
+    return node->op == GGML_OP_ATTN_SCORE_TBQ || node->op == GGML_OP_ATTN_SCORE_QJL || node->op == GGML_OP_ATTN_SCORE_POLAR;
+}
+
+namespace {
+
+// Keys go through in ranges, so that threads have enough to share.
+struct plan {
+    kvf_scores s;
+    int64_t    chunk;     // keys of a range
+    int64_t    n_chunks;  // ranges of a head
+    int64_t    n_units;   // (sequence, kv head, range)
+};
+
+plan make_plan(const ggml_tensor * node, int n_threads) {
+    const ggml_tensor * q = node->src[0];
+    const ggml_tensor * k = node->src[1];
+    const int64_t n_kv_heads = ggml_get_op_params_i32(node, 0);
+    const bool    polar      = node->op == GGML_OP_ATTN_SCORE_POLAR;
+    const bool    preht      = polar && ggml_get_op_params_i32(node, 2);
+
+    plan p = {};
+    kvf_scores & s = p.s;
+    s.struct_size = sizeof(s);
+    s.k_type      = polar && ggml_get_op_params_i32(node, 1) ? (uint32_t) KVF_Q4_POLAR_RESIDUAL : ggml_kvforge_kernel_type(k->type);
+    s.isa         = ggml_kvforge_isa();
+    s.slot        = ggml_kvforge_slot(k->name);
+    s.query       = preht || node->op == GGML_OP_ATTN_SCORE_QJL ? KVF_QUERY_TRANSFORMED : KVF_QUERY_RAW;
+    // a transform that keeps lengths is what the kernels know
+    s.scale       = preht ? 1.0f/std::sqrt(128.0f) : 1.0f;
+    s.head_dim    = k->ne[0];
+    s.n_heads     = q->ne[1]/n_kv_heads;
+    s.n_kv_heads  = 1;
+    s.n_q         = q->ne[2];
+    s.q_row_stride    = q->nb[2];
+    s.q_head_stride   = q->nb[1];
+    s.k_row_stride    = k->nb[1];
+    s.k_head_stride   = k->nb[2];
+    s.out_row_stride  = node->nb[2];
+    s.out_head_stride = node->nb[1];
+
+    const int64_t heads = n_kv_heads*q->ne[3];
+    const int64_t wanted = max((4*n_threads + heads - 1)/heads, (int64_t) 1);
+    const int64_t share  = (k->ne[1] + wanted - 1)/wanted;
+    p.chunk    = max((share + MIN_CHUNK - 1)/MIN_CHUNK*MIN_CHUNK, MIN_CHUNK);
+    p.n_chunks = (k->ne[1] + p.chunk - 1)/p.chunk;
+    p.n_units  = heads*p.n_chunks;
+    s.n_kv     = min(p.chunk, k->ne[1]);
+    return p;
+}
+
+// The scores of one (position, head) in double precision from the reference decoder.
+void reference_row(const kvf_scores & s, const float * q, const char * k, float * row, float * out) {
+    const bool transformed = s.query == KVF_QUERY_TRANSFORMED;
+    const int64_t n = s.k_type == KVF_Q4_POLAR_RESIDUAL || !transformed ? s.head_dim
+        : s.head_dim / ggml_kvforge_info(GGML_TYPE_QJL1_256).block_len * ggml_kvforge_info(GGML_TYPE_QJL1_256).coded_len;
+    for (size_t t = 0; t < s.n_kv; t++) {
+        const int32_t status = ggml_kvforge_api()->decode(s.k_type, KVF_ISA_SCALAR, transformed ? KVF_ROTATED : KVF_ORIGINAL,
+            k + t*s.k_row_stride, row, n, 0);
+        GGML_ASSERT(status == KVF_OK);
+        double dot = 0;
+        for (int64_t i = 0; i < n; i++) {
+            dot += (double) q[i]*row[i];
+        }
+        out[t] = (float) (dot*s.scale);
+    }
+}
+
+} // namespace
+
+bool supports_score(const ggml_tensor * node) {
+    const ggml_tensor * q = node->src[0];
+    const ggml_tensor * k = node->src[1];
+    return q->type == GGML_TYPE_F32 && node->type == GGML_TYPE_F32
+        && q->nb[0] == sizeof(float) && k->nb[0] == ggml_type_size(k->type) && node->nb[0] == sizeof(float)
+        && k->ne[0] <= 1024;
+}
+
+size_t score_work(const ggml_tensor * node, int n_threads) {
+    size_t bytes = 0;
+    for (int n = 1; n <= n_threads; n++) {
+        const plan p = make_plan(node, n);
+        bytes = max(bytes, ALIGN + n*align_up(ggml_kvforge_api()->score_scratch(&p.s)));
+    }
+    return bytes;
+}
+
+void score(const ggml_compute_params * params, ggml_tensor * node) {
+    const ggml_tensor * q = node->src[0];
+    const ggml_tensor * k = node->src[1];
+    const plan p = make_plan(node, params->nth);
+    const size_t scratch = align_up(ggml_kvforge_api()->score_scratch(&p.s));
+    GGML_ASSERT(params->wsize >= ALIGN + params->nth*scratch);
+
+    const int64_t n_kv_heads = k->ne[2];
+    for (int64_t u = params->ith; u < p.n_units; u += params->nth) {
+        const int64_t begin = u % p.n_chunks*p.chunk;
+        const int64_t head  = u / p.n_chunks % n_kv_heads;
+        const int64_t batch = u / (p.n_chunks*n_kv_heads);
+        kvf_scores s = p.s;
+        s.n_kv = min(p.chunk, k->ne[1] - begin);
+        s.q    = (const float *) ((const char *) q->data + batch*q->nb[3] + head*s.n_heads*q->nb[1]);
+        s.k    = (const char *) k->data + batch*k->nb[3] + head*k->nb[2] + begin*k->nb[1];
+        s.out  = (float *) ((char *) node->data + batch*node->nb[3] + head*s.n_heads*node->nb[1]) + begin;
+        if (params->use_ref) {
+            float row[2*1024];
+            for (size_t position = 0; position < s.n_q; position++) {
+                for (size_t h = 0; h < s.n_heads; h++) {
+                    reference_row(s, (const float *) ((const char *) s.q + position*s.q_row_stride + h*s.q_head_stride),
+                        (const char *) s.k, row, (float *) ((char *) s.out + position*s.out_row_stride + h*s.out_head_stride));
+                }
+            }
+            continue;
+        }
+        s.scratch       = (char *) align_up((size_t) params->wdata) + params->ith*scratch;
+        s.scratch_bytes = scratch;
+        check(ggml_kvforge_api()->score(&s), node);
+    }
+}
+
+} // namespace kvforge
