@@ -15,6 +15,7 @@ mod date;
 pub mod digest;
 mod error;
 mod file;
+mod json;
 mod number;
 mod record;
 mod status;
