@@ -34,6 +34,12 @@ pub(crate) fn member(path: &str, name: &str) -> String {
     }
 }
 
+/// Whether a path is `outer` or leads into it.
+pub(crate) fn within(path: &str, outer: &str) -> bool {
+    let rest = path.strip_prefix(outer);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 /// A value, and where it stands.
 struct At<'a> {
     path: String,
