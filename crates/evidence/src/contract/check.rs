@@ -64,6 +64,9 @@ pub fn check(file: &Path, tree: &Path, evidence: &Path, project: &Project) -> Re
     }
     let reading = Contract::read(file)?;
     let (contract, mut all) = (reading.contract, reading.problems);
+    for problem in &mut all {
+        problem.mend = format!("run {}", place.prove_again());
+    }
     let backend = contract.as_ref().map(|c| c.backend.as_str());
     let proved = check_place(&place, backend, &mut all)?;
     let mut problems = Problems {

@@ -158,10 +158,40 @@ pub enum KernelStatus {
 }
 
 impl KernelStatus {
+    /// Every status.
+    pub const ALL: [KernelStatus; 10] = [
+        KernelStatus::Blocked,
+        KernelStatus::CompileOnly,
+        KernelStatus::NeedsHardware,
+        KernelStatus::NeedsRuntimeSmoke,
+        KernelStatus::PartialQjlOnly,
+        KernelStatus::ReferenceOnly,
+        KernelStatus::RuntimeReady,
+        KernelStatus::StandaloneVerified,
+        KernelStatus::SymbolShipped,
+        KernelStatus::Verified,
+    ];
+
+    /// As files spell it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            KernelStatus::Blocked => "blocked",
+            KernelStatus::CompileOnly => "compile-only",
+            KernelStatus::NeedsHardware => "needs-hardware",
+            KernelStatus::NeedsRuntimeSmoke => "needs-runtime-smoke",
+            KernelStatus::PartialQjlOnly => "partial-qjl-only",
+            KernelStatus::ReferenceOnly => "reference-only",
+            KernelStatus::RuntimeReady => "runtime-ready",
+            KernelStatus::StandaloneVerified => "standalone-verified",
+            KernelStatus::SymbolShipped => "symbol-shipped",
+            KernelStatus::Verified => "verified",
+        }
+    }
+
     /// Every status as files spell it, for messages.
-    pub(crate) const SPELLINGS: &str = "blocked, compile-only, needs-hardware, \
-        needs-runtime-smoke, partial-qjl-only, reference-only, runtime-ready, \
-        standalone-verified, symbol-shipped or verified";
+    pub(crate) fn spellings() -> String {
+        KernelStatus::ALL.map(KernelStatus::name).join(", ")
+    }
 }
 
 /// One platform.

@@ -107,7 +107,7 @@ fn parse(bytes: &[u8], problems: &mut Problems<'_>) -> Option<Contract> {
 
 fn kernel(mut o: Object<'_, '_>) -> Option<Kernel> {
     let runtime_capability_key = o.take("runtimeCapabilityKey", "text");
-    let status = o.take("status", KernelStatus::SPELLINGS);
+    let status = o.take("status", &one_of());
     let runtime_ready = o.take("runtimeReady", "true or false");
     let shipped_symbols = o.take("shippedSymbols", "a list of names");
     let graph_op = o.take("graphOp", "text");
@@ -134,9 +134,9 @@ fn kernel(mut o: Object<'_, '_>) -> Option<Kernel> {
 }
 
 fn platform(mut o: Object<'_, '_>) -> Option<Platform> {
-    let kernel_verification = o.take("kernelVerification", KernelStatus::SPELLINGS);
-    let runtime_dispatch = o.take("runtimeDispatch", KernelStatus::SPELLINGS);
-    let device_run = o.take("deviceRun", KernelStatus::SPELLINGS);
+    let kernel_verification = o.take("kernelVerification", &one_of());
+    let runtime_dispatch = o.take("runtimeDispatch", &one_of());
+    let device_run = o.take("deviceRun", &one_of());
     let next_gate = o.take("nextGate", "text");
     o.end();
     Some(Platform {
@@ -145,6 +145,10 @@ fn platform(mut o: Object<'_, '_>) -> Option<Platform> {
         device_run: device_run?,
         next_gate: next_gate?,
     })
+}
+
+fn one_of() -> String {
+    format!("one of {}", KernelStatus::spellings())
 }
 
 /// Every member of an object that can be read.
