@@ -1,6 +1,7 @@
 //! `kvforge`: parses and prints; the work is in the libraries.
 
 mod build;
+mod contract;
 mod say;
 mod ship;
 mod smoke;
@@ -29,6 +30,8 @@ enum Verb {
     Status(status::Args),
     Build(build::Args),
     Smoke(smoke::Args),
+    #[command(subcommand)]
+    Contract(contract::Verb),
 }
 
 const EXIT_CODES: &str = "\
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Verb::Status(args) => status::run(args),
         Verb::Build(args) => build::run(args),
         Verb::Smoke(args) => smoke::run(args),
+        Verb::Contract(verb) => contract::run(verb),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -19,14 +19,35 @@ fn civil(mut day: u64) -> (u64, usize, u64) {
         day -= days_of(year);
         year += 1;
     }
-    let february = days_of(year) - 337;
-    let months = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let months = months_of(year);
     let mut month = 0;
     while day >= months[month] {
         day -= months[month];
         month += 1;
     }
     (year, month + 1, day + 1)
+}
+
+/// Whether the text is a day of the Gregorian calendar, as `YYYY-MM-DD`.
+pub(crate) fn is_day(text: &str) -> bool {
+    let number = |from: usize, to: usize| {
+        let digits = text.get(from..to)?;
+        let all_digits = digits.bytes().all(|b| b.is_ascii_digit());
+        all_digits.then(|| digits.parse::<u64>().ok()).flatten()
+    };
+    let separated = text.len() == 10 && text.get(4..5) == Some("-") && text.get(7..8) == Some("-");
+    match (number(0, 4), number(5, 7), number(8, 10)) {
+        (Some(year), Some(month @ 1..=12), Some(day)) => {
+            let longest = months_of(year)[month as usize - 1];
+            separated && (1..=longest).contains(&day)
+        }
+        _ => false,
+    }
+}
+
+fn months_of(year: u64) -> [u64; 12] {
+    let february = days_of(year) - 337;
+    [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
 }
 
 fn days_of(year: u64) -> u64 {
@@ -38,6 +59,30 @@ fn days_of(year: u64) -> u64 {
 mod tests {
     use super::*;
     use std::time::Duration;
+
+    #[test]
+    fn days_are_days_of_the_calendar() {
+        for day in ["2026-11-30", "2000-02-29", "2024-02-29"] {
+            assert!(is_day(day), "{day}");
+        }
+        for none in [
+            "",
+            "2026-11-31",
+            "2100-02-29",
+            "2026-13-01",
+            "2026-00-10",
+            "2026-01-00",
+            "2026-1-010",
+            "26-11-30",
+            "2026/11/30",
+            "2026-11-30T",
+            "+026-11-30",
+            "yesterday!",
+            "\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}",
+        ] {
+            assert!(!is_day(none), "{none}");
+        }
+    }
 
     #[test]
     fn known_moments() {

@@ -4,6 +4,11 @@ use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
+/// Digest of bytes.
+pub fn bytes(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex().to_string()
+}
+
 /// Digest of a file's contents.
 ///
 /// # Errors

@@ -25,6 +25,19 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// Someone changed the file after it was written.
+    #[error(
+        "{}: expected the content that was written, with digest {expected}, found {found}: it was edited by hand; run `kvforge smoke` again",
+        path.display()
+    )]
+    Edited {
+        /// The file.
+        path: PathBuf,
+        /// Digest that stands in it.
+        expected: String,
+        /// Digest of what else stands in it.
+        found: String,
+    },
     /// A record claims another status than its own numbers support.
     #[error(
         "{}: the record of {operation} on {format} claims `{claimed}`, its numbers support `{supported}`; run `kvforge smoke` again",

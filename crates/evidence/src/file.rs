@@ -3,27 +3,30 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Record, Status, digest};
+use crate::{Error, Record, Status, digest, json};
 
 /// Version of the file's layout.
-const SCHEMA: u32 = 1;
+const SCHEMA: u64 = 2;
 
 /// Name of the file in a build folder.
 pub const FILE_NAME: &str = "kvforge-evidence.json";
 
 /// What one smoke run proved.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Evidence {
-    schema_version: u32,
+    schema_version: u64,
+    /// BLAKE3 of the rest; see [`content_digest`].
+    digest: String,
     run: Run,
     records: Vec<Record>,
 }
 
 /// What was run, when and where: true of every record of the file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Run {
     /// Version of kvforge that ran it.
@@ -44,7 +47,7 @@ pub struct Run {
 }
 
 /// The machine of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Host {
     /// Name of the processor.
@@ -56,7 +59,7 @@ pub struct Host {
 }
 
 /// Which tree it was.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct TreeId {
     /// Whose tree, and its version, such as `ggml 0.25.3`.
@@ -68,7 +71,7 @@ pub struct TreeId {
 }
 
 /// A file or folder and its BLAKE3.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Hashed {
     /// Where it is, with `/`.
@@ -95,6 +98,8 @@ impl Hashed {
 pub struct Stale {
     /// The file or folder.
     pub path: PathBuf,
+    /// Its digest when the run saw it.
+    pub expected: String,
     /// Its digest now; `None` if it is gone.
     pub found: Option<String>,
 }
@@ -107,6 +112,7 @@ impl Evidence {
         }
         Evidence {
             schema_version: SCHEMA,
+            digest: content_digest(&run, &records),
             run,
             records,
         }
@@ -127,40 +133,36 @@ impl Evidence {
     /// # Errors
     /// [`Error::Io`].
     pub fn write(&self, path: &Path) -> Result<(), Error> {
-        let mut text = serde_json::to_vec_pretty(self).expect("evidence is JSON");
-        text.push(b'\n');
-        let folder = path.parent().unwrap_or(Path::new("."));
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let new = folder.join(format!(".{name}.{}", std::process::id()));
-        let written = File::create(&new)
-            .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()))
-            .and_then(|()| fs::rename(&new, path));
-        if written.is_err() {
-            // It may not even exist; the first error is the one to report.
-            let _ = fs::remove_file(&new);
-        }
-        written.map_err(io_error(path, "write the file"))
+        write(path, self)
     }
 
     /// Reads a file that [`write`](Evidence::write) wrote.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Malformed`] if it is cut off, has a field that
-    /// this version does not know, or another schema; [`Error::Overclaimed`].
+    /// [`Error::Io`]; [`Error::Malformed`] if it is cut off, has a field twice or
+    /// one that this version does not know, or another schema;
+    /// [`Error::Overclaimed`] and [`Error::Edited`] if someone changed it.
     pub fn read(path: &Path) -> Result<Evidence, Error> {
         let bytes = fs::read(path).map_err(io_error(path, "read the file"))?;
         let malformed = |what: String| Error::Malformed {
             path: path.into(),
             what,
         };
-        let evidence: Evidence =
-            serde_json::from_slice(&bytes).map_err(|e| malformed(e.to_string()))?;
-        if evidence.schema_version != SCHEMA {
-            let found = evidence.schema_version;
-            return Err(malformed(format!(
-                "schema {found}, this kvforge reads {SCHEMA}"
-            )));
+        let json = json::parse(&bytes).map_err(|e| malformed(e.to_string()))?;
+        if let Some(key) = json.duplicates.first() {
+            return Err(malformed(format!("`{key}` twice")));
         }
+        // Before the fields, which another schema has others of.
+        match json.value["schemaVersion"].as_u64() {
+            Some(found) if found != SCHEMA => {
+                return Err(malformed(format!(
+                    "schema {found}, this kvforge reads {SCHEMA}"
+                )));
+            }
+            _ => {}
+        }
+        let evidence: Evidence =
+            serde_json::from_value(json.value).map_err(|e| malformed(e.to_string()))?;
         for record in &evidence.records {
             let supported = evidence.run.supported(record);
             if *record.status() != supported {
@@ -172,6 +174,14 @@ impl Evidence {
                     supported,
                 });
             }
+        }
+        let found = content_digest(&evidence.run, &evidence.records);
+        if found != evidence.digest {
+            return Err(Error::Edited {
+                path: path.into(),
+                expected: evidence.digest,
+                found,
+            });
         }
         Ok(evidence)
     }
@@ -192,7 +202,12 @@ impl Evidence {
                 None
             };
             if found.as_ref() != Some(&hashed.blake3) {
-                stale.push(Stale { path, found });
+                let expected = hashed.blake3.clone();
+                stale.push(Stale {
+                    path,
+                    expected,
+                    found,
+                });
             }
         }
         Ok(Checked {
@@ -239,6 +254,29 @@ impl Checked<'_> {
     }
 }
 
+/// BLAKE3 of run and records as compact JSON. It shows that a file was edited; it
+/// is no signature, and whoever means to deceive can work it out as well.
+fn content_digest(run: &Run, records: &[Record]) -> String {
+    digest::bytes(&serde_json::to_vec(&(run, records)).expect("evidence is JSON"))
+}
+
+/// Writes a JSON file as a whole or, if that fails, leaves the old one.
+pub(crate) fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> {
+    let mut text = serde_json::to_vec_pretty(content).expect("it is JSON");
+    text.push(b'\n');
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let new = folder.join(format!(".{name}.{}", std::process::id()));
+    let written = File::create(&new)
+        .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&new, path));
+    if written.is_err() {
+        // It may not even exist; the first error is the one to report.
+        let _ = fs::remove_file(&new);
+    }
+    written.map_err(io_error(path, "write the file"))
+}
+
 fn hash(path: &Path) -> Result<String, Error> {
     let hashed = if path.is_dir() {
         digest::folder(path)
@@ -248,7 +286,7 @@ fn hash(path: &Path) -> Result<String, Error> {
     hashed.map_err(io_error(path, "read it"))
 }
 
-fn io_error(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> Error {
+pub(crate) fn io_error(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |cause| Error::Io {
         path: path.into(),
         doing,

@@ -7,14 +7,19 @@
 //! hash. Once a kernel source or a built library has changed, the file is
 //! stale, and [`Checked::ready`] says no.
 //!
+//! A [`contract`] is what apps read: it says of each kernel whether it may be relied
+//! on, and follows from evidence alone.
+//!
 //! This crate knows no host and no device: which folder holds the kernel
 //! sources, and which files are the libraries, is part of the evidence.
 #![forbid(unsafe_code)]
 
+pub mod contract;
 mod date;
 pub mod digest;
 mod error;
 mod file;
+mod json;
 mod number;
 mod record;
 mod status;

@@ -1,9 +1,10 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{Status, number};
 
 /// What is known about one operation on one format on one backend.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Record {
     /// Name of the format, such as `tbq4_0`.
@@ -22,6 +23,8 @@ pub struct Record {
     pub isa: String,
     /// Comparisons of numbers that were made.
     pub cases: u64,
+    /// Single scores that were compared; 0 if the operation gives none.
+    pub scores: u64,
     /// Checks of any kind that failed.
     pub failed: u64,
     /// What came out of the comparisons.
@@ -36,7 +39,7 @@ pub struct Record {
 }
 
 /// What kind of graph reached a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReachedBy {
     /// A graph that the smoke built, and whose numbers it compared.
@@ -47,28 +50,34 @@ pub enum ReachedBy {
 }
 
 /// Numbers that were compared with one kind of expectation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Measure {
     /// The expectation.
     pub against: Against,
     /// Smallest value over all cases.
     #[serde(with = "number")]
+    #[schemars(with = "Option<f64>")]
     pub least: f64,
     /// Largest value over all cases.
     #[serde(with = "number")]
+    #[schemars(with = "Option<f64>")]
     pub worst: f64,
     /// What no case may fall below. An error far too small is suspicious too:
     /// perhaps nothing was compressed.
     #[serde(with = "number")]
+    #[schemars(with = "Option<f64>")]
     pub floor: f64,
     /// What no case may exceed.
     #[serde(with = "number")]
+    #[schemars(with = "Option<f64>")]
     pub tolerance: f64,
 }
 
 /// What numbers were compared with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Against {
     /// Bytes or values of the reference codec; the value is the number of

@@ -76,7 +76,7 @@ fn record() -> Record {
             "format": "tbq4_0", "operation": "SET_ROWS", "backend": "cpu",
             "reachedBy": "smoke-graph", "notRun": null,
             "kernel": "tbq4_0/encode/avx2", "isa": "avx2",
-            "cases": 3, "failed": 0, "counted": 96, "expectedCount": 96, "status": null,
+            "cases": 3, "scores": 0, "failed": 0, "counted": 96, "expectedCount": 96, "status": null,
             "measures": [
                 {"against": "reference", "least": 0, "worst": 0, "floor": 0, "tolerance": 0},
                 {"against": "unquantised", "least": 0.99, "worst": 1.01, "floor": 0.97, "tolerance": 1.03}
@@ -273,8 +273,13 @@ fn unknown_fields_are_refused_everywhere() {
         let map = good[..at].ends_with("\"typeIds\": ");
         let text = format!("{}\"surplus\": 1,{}", &good[..=at], &good[at + 1..]);
         fs::write(place.file(), text).unwrap();
-        // The table of type ids may hold any name; nothing else may.
-        assert_eq!(Evidence::read(&place.file()).is_ok(), map, "at byte {at}");
+        let error = Evidence::read(&place.file()).unwrap_err();
+        // The table of type ids may hold any name, and is only not what was
+        // written; nothing else may.
+        match map {
+            true => assert!(matches!(error, Error::Edited { .. }), "at byte {at}"),
+            false => assert!(matches!(error, Error::Malformed { .. }), "at byte {at}"),
+        }
     }
 }
 
@@ -296,7 +301,7 @@ fn another_schema_is_refused() {
     let place = Place::new();
     place.evidence(record()).write(&place.file()).unwrap();
     let text = fs::read_to_string(place.file()).unwrap();
-    let other = text.replace("\"schemaVersion\": 1", "\"schemaVersion\": 2");
+    let other = text.replace("\"schemaVersion\": 2", "\"schemaVersion\": 1");
     assert_ne!(text, other);
     fs::write(place.file(), other).unwrap();
     let error = Evidence::read(&place.file()).unwrap_err();
@@ -325,6 +330,40 @@ fn a_status_raised_by_hand_is_refused() {
                 ..
             }
         ),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_edited_file_is_refused() {
+    let place = Place::new();
+    place.evidence(record()).write(&place.file()).unwrap();
+    let text = fs::read_to_string(place.file()).unwrap();
+    // Each by itself is a number that a run could have had.
+    for (from, to) in [
+        ("\"worst\": 1.01", "\"worst\": 1.005"),
+        ("\"tolerance\": 1.03", "\"tolerance\": 1.04"),
+        ("\"cases\": 3", "\"cases\": 4"),
+        ("15:04:05Z", "15:04:06Z"),
+        ("\"cpu\": \"a", "\"cpu\": \"the"),
+    ] {
+        let edited = text.replacen(from, to, 1);
+        assert_ne!(text, edited, "{from}");
+        fs::write(place.file(), edited).unwrap();
+        let error = Evidence::read(&place.file()).unwrap_err();
+        assert!(matches!(error, Error::Edited { .. }), "{from}: {error}");
+    }
+    // What another program only laid out anew is still the same.
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    fs::write(place.file(), value.to_string()).unwrap();
+    Evidence::read(&place.file()).unwrap();
+    // In a table of names a parser would take the second of two.
+    let twice = text.replace("\"tbq4_0\": 44", "\"tbq4_0\": 43, \"tbq4_0\": 44");
+    assert_ne!(text, twice);
+    fs::write(place.file(), twice).unwrap();
+    let error = Evidence::read(&place.file()).unwrap_err().to_string();
+    assert!(
+        error.contains("found `run.tree.typeIds.tbq4_0` twice"),
         "{error}"
     );
 }

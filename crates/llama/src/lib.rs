@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 pub mod build;
+pub mod contract;
 mod error;
 pub mod gguf;
 pub mod patch;

@@ -30,6 +30,7 @@ use crate::gguf::GgufError;
 use crate::{HookState, OWN_DIR, Payload, Status, Tree, status};
 use ggml::{Ggml, LoadError};
 use library::Built;
+pub(crate) use library::made_from;
 use machine::Machine;
 use routes::Operation;
 use tally::Tally;

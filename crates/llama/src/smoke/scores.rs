@@ -139,6 +139,7 @@ fn one(
             }
         }
     }
+    tally.compared(n_q * heads * KEYS);
     tally.measure(&case, Against::Decoded, worst, 0.0, format.tolerance.score);
     tally.measure(
         &case,

@@ -22,6 +22,7 @@ pub(crate) struct Tally<'a> {
     isa: String,
     tree: &'a [HookStatus],
     cases: u64,
+    scores: u64,
     measures: BTreeMap<Against, Measure>,
     counted: u64,
     expected: u64,
@@ -45,6 +46,7 @@ impl<'a> Tally<'a> {
             isa: isa.into(),
             tree,
             cases: 0,
+            scores: 0,
             measures: BTreeMap::new(),
             counted: 0,
             expected: 0,
@@ -111,6 +113,12 @@ impl<'a> Tally<'a> {
                 "{value:.3} times the error that the format must have, tolerance {tolerance:.2} (oracle on the uncompressed input)"
             ),
         });
+    }
+
+    /// So many single scores went into the measures of a case. The contract asks
+    /// for a number of them.
+    pub fn compared(&mut self, scores: usize) {
+        self.scores += scores as u64;
     }
 
     /// What the kernels counted for one graph: exactly what they should have, and
@@ -188,6 +196,7 @@ impl<'a> Tally<'a> {
             kernel: self.kernel.clone(),
             isa: self.isa.clone(),
             cases: self.cases,
+            scores: self.scores,
             failed: self.failures.len() as u64,
             measures: self.measures.values().cloned().collect(),
             counted: self.counted,
