@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kvforge_evidence::{Evidence, FILE_NAME};
-use kvforge_formats::FORMATS;
+use kvforge_formats::cache_formats;
 
 /// Exit code, and everything that was printed.
 fn smoke(tree: &Path, more: &[&str]) -> (i32, String) {
@@ -199,7 +199,7 @@ fn defects_of_a_built_tree_are_found() {
         let evidence = Evidence::read(&file).unwrap();
         let checked = evidence.check(&tree, &tree.join("build-kvforge")).unwrap();
         assert_eq!(checked.stale(), []);
-        for format in FORMATS {
+        for format in cache_formats() {
             for operation in ["SET_ROWS", "GET_ROWS", "CPY", "MUL_MAT", "FLASH_ATTN_EXT"] {
                 assert!(checked.ready(format.name, operation, "cpu"), "{operation}");
             }

@@ -87,7 +87,7 @@ fn the_tree_gets_what_the_hooks_say() {
     assert_eq!(tree.read("ggml/src/kvforge/glue.c"), "int glue;\n");
 
     let header = tree.read("ggml/src/kvforge/kvforge-formats.h");
-    for format in kvforge_formats::FORMATS {
+    for format in kvforge_formats::cache_formats() {
         let row = format!(
             " \\\n    X({}, {}, {}, {}, {})",
             format.name.to_uppercase(),

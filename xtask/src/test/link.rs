@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use kvforge_formats::FORMATS;
+use kvforge_formats::cache_formats;
 
 use super::{capi, tree};
 use crate::command::Log;
@@ -121,7 +121,7 @@ fn check(
 
     let ids = type_ids(log, kvforge, tree)?;
     let mut count = 0;
-    for format in FORMATS {
+    for format in cache_formats() {
         let id = ids
             .iter()
             .find(|(name, _)| name == format.name)

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
-use kvforge_formats::{FORMATS, FormatSpec};
+use kvforge_formats::{FormatSpec, cache_formats};
 
 use super::{PACKAGES, link, refusals};
 use crate::command::Log;
@@ -310,7 +310,8 @@ fn ship(log: &Log, kvforge: &Kvforge, tree: &Tree, pristine: &Digest) -> Result<
 /// The ggml type id that the tree has for the first of our formats.
 fn first_id(log: &Log, kvforge: &Kvforge, tree: &Tree) -> Result<u32> {
     let printed = log.run(&mut kvforge.on("status", tree))?;
-    let before = format!("{} = ", FORMATS[0].name);
+    let first = cache_formats().next().context("there are no formats")?;
+    let before = format!("{} = ", first.name);
     let id = printed.stdout.split(&before).nth(1);
     let id = id.and_then(|rest| rest.split([',', '\n']).next());
     id.and_then(|id| id.parse().ok())
@@ -322,7 +323,7 @@ fn first_id(log: &Log, kvforge: &Kvforge, tree: &Tree) -> Result<u32> {
 fn quantize_fns(log: &Log, tree: &Tree) -> Result<Checked> {
     let printed = log.run(tree.built("test-quantize-fns").arg("-v"))?;
     let mut count = 0;
-    for format in FORMATS {
+    for format in cache_formats() {
         let of_format = |line: &&str| line.trim_start().starts_with(&format!("{} ", format.name));
         let lines: Vec<&str> = printed.stdout.lines().filter(of_format).collect();
         if let Some(line) = lines.iter().find(|line| !line.contains("ok (")) {
@@ -338,7 +339,7 @@ fn quantize_fns(log: &Log, tree: &Tree) -> Result<Checked> {
 
 /// The tree's test of operations, with our oracle as the reference.
 fn backend_ops(log: &Log, tree: &Tree) -> Result<Checked> {
-    let names: Vec<&str> = FORMATS.iter().map(|f| f.name).collect();
+    let names: Vec<&str> = cache_formats().map(|f| f.name).collect();
     let mut command = tree.built("test-backend-ops");
     command.args([
         "test",
@@ -354,7 +355,7 @@ fn backend_ops(log: &Log, tree: &Tree) -> Result<Checked> {
     let printed = log.run(&mut command)?;
     let mut passed = 0;
     let mut not_run = Vec::new();
-    for format in FORMATS {
+    for format in cache_formats() {
         let cases = parse::op_cases(&printed.stdout, format.name);
         if let Some(case) = cases.failed.first() {
             bail!(
@@ -392,11 +393,17 @@ fn backend_ops(log: &Log, tree: &Tree) -> Result<Checked> {
     Ok(Checked::new(passed, "cases on our types").without(not_run))
 }
 
+/// The formats that fit the small model's heads.
+pub fn fitting() -> Vec<&'static FormatSpec> {
+    let fits = |format: &&FormatSpec| MODEL_HEAD.is_multiple_of(format.block_len);
+    cache_formats().filter(fits).collect()
+}
+
 /// Pairs of cache types that are tried on a model: ours with itself, and with
 /// what may be on the other side.
 fn pairs() -> Vec<(&'static str, &'static str)> {
     let mut pairs = Vec::new();
-    for format in FORMATS {
+    for format in fitting() {
         pairs.push((format.name, format.name));
         for other in ["f16", "q8_0"] {
             pairs.push((format.name, other));
@@ -404,7 +411,7 @@ fn pairs() -> Vec<(&'static str, &'static str)> {
         }
     }
     pairs.extend(
-        FORMATS
+        fitting()
             .windows(2)
             .flat_map(|two| [(two[0].name, two[1].name), (two[1].name, two[0].name)]),
     );
@@ -441,7 +448,7 @@ fn text(log: &Log, bench: &Bench<'_>) -> Result<Checked> {
 fn context_shift(log: &Log, bench: &Bench<'_>) -> Result<Checked> {
     const CELLS: u64 = 256;
     const TOKENS: u64 = 400;
-    for format in FORMATS {
+    for format in fitting() {
         let counters = bench
             .folder
             .join(format!("context-shift-{}.jsonl", format.name));
@@ -474,7 +481,7 @@ fn context_shift(log: &Log, bench: &Bench<'_>) -> Result<Checked> {
         let text = fs::read_to_string(&counters).context("no counters were written")?;
         shifted(format, &text, CELLS).with_context(|| format!("K-shift with {}", format.name))?;
     }
-    Ok(Checked::new(FORMATS.len(), "types with shifted caches"))
+    Ok(Checked::new(fitting().len(), "types with shifted caches"))
 }
 
 /// The counters show that every layer's whole K cache was decoded, the same
@@ -495,8 +502,8 @@ fn shifted(format: &FormatSpec, counters: &str, cells: u64) -> Result<()> {
 /// more bits, and not at all as far as with a broken cache, which costs nats.
 fn perplexity(log: &Log, workshop: &Workshop, bench: &Bench<'_>) -> Result<Checked> {
     let results = Results::new(workshop.folder("test/results")?);
-    let mut formats: Vec<&FormatSpec> = FORMATS.to_vec();
-    formats.sort_by_key(|format| format.code_bits);
+    let mut formats = fitting();
+    formats.sort_by_key(|format| format.code.bits());
     let mut limit = 1.0;
     for format in &formats {
         let (row, _) = bench.row(&results, log, format.name, format.name)?;

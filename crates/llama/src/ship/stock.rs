@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use kvforge_formats::FORMATS;
+use kvforge_formats::cache_formats;
 
 use super::tree::Tree;
 use crate::Error;
@@ -24,7 +24,7 @@ pub(super) fn scan(tree: &Tree, problems: &mut Vec<Error>) -> Result<BTreeSet<St
     for mark in FORK_MARKS {
         tell_tales.push((mark.into(), "the patcher of a llama.cpp fork left there"));
     }
-    let ours = FORMATS.iter().map(|f| template::upper(f));
+    let ours = cache_formats().map(template::upper);
     let names: BTreeSet<String> = FORK_TYPES
         .iter()
         .map(|t| t.to_string())
@@ -33,7 +33,7 @@ pub(super) fn scan(tree: &Tree, problems: &mut Vec<Error>) -> Result<BTreeSet<St
     for name in names {
         tell_tales.push((format!("GGML_TYPE_{name}"), "this tree defines by itself"));
     }
-    for format in FORMATS {
+    for format in cache_formats() {
         tell_tales.push((format!("\"{}\"", format.name), "this tree uses by itself"));
     }
 

@@ -71,6 +71,10 @@ functions! { Base:
     fn ggml_mul_mat(Opaque, Opaque, Opaque) -> Opaque;
     fn ggml_flash_attn_ext(Opaque, Opaque, Opaque, Opaque, Opaque, f32, f32, f32) -> Opaque;
     fn ggml_flash_attn_ext_add_sinks(Opaque, Opaque);
+    fn ggml_attn_score_tbq(Opaque, Opaque, Opaque, c_int) -> Opaque;
+    fn ggml_attn_score_qjl(Opaque, Opaque, Opaque, c_int) -> Opaque;
+    fn ggml_attn_score_polar(Opaque, Opaque, Opaque, c_int, bool) -> Opaque;
+    fn ggml_attn_score_polar_preht(Opaque, Opaque, Opaque, c_int, bool) -> Opaque;
     fn ggml_new_graph(Opaque) -> Opaque;
     fn ggml_build_forward_expand(Opaque, Opaque);
     fn ggml_backend_alloc_ctx_tensors(Opaque, Opaque) -> Opaque;
@@ -416,6 +420,23 @@ impl Graph {
         })
     }
 
+    /// `ATTN_SCORE_*`.
+    pub fn attn_score<'g>(&'g self, x: &Score<'g>) -> Tensor<'g> {
+        let (q, k) = (x.q.raw.as_ptr(), x.k.raw.as_ptr());
+        let (b, c, heads) = (self.base(), self.context(), x.n_kv_heads as c_int);
+        // SAFETY: signatures, misuse.
+        self.tensor(unsafe {
+            match x.op {
+                ScoreOp::Tbq => (b.ggml_attn_score_tbq)(c, q, k, heads),
+                ScoreOp::Qjl => (b.ggml_attn_score_qjl)(c, q, k, heads),
+                ScoreOp::Polar { use_qjl, preht } => match preht {
+                    false => (b.ggml_attn_score_polar)(c, q, k, heads, use_qjl),
+                    true => (b.ggml_attn_score_polar_preht)(c, q, k, heads, use_qjl),
+                },
+            }
+        })
+    }
+
     /// Gives every tensor its memory. Once, when all have been made.
     pub fn allocate(&self) {
         self.buffer.get_or_init(|| {
@@ -513,6 +534,46 @@ pub struct FlashAttn<'g> {
     pub max_bias: f32,
     /// Soft-cap of the scores; 0 for none.
     pub softcap: f32,
+}
+
+/// A form of the operations that give plain scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScoreOp {
+    /// `ATTN_SCORE_TBQ`, queries as they are.
+    Tbq,
+    /// `ATTN_SCORE_QJL`, the sketch of the queries.
+    Qjl,
+    /// `ATTN_SCORE_POLAR`.
+    Polar {
+        /// Whether the residual is added.
+        use_qjl: bool,
+        /// Whether a Hadamard transform has gone over the queries.
+        preht: bool,
+    },
+}
+
+impl ScoreOp {
+    /// What tells it from other forms of the same operation.
+    pub fn in_words(self) -> String {
+        match self {
+            ScoreOp::Tbq | ScoreOp::Qjl => String::new(),
+            ScoreOp::Polar { use_qjl, preht } => {
+                format!("use_qjl {}, preht {}, ", u8::from(use_qjl), u8::from(preht))
+            }
+        }
+    }
+}
+
+/// Arguments of [`Graph::attn_score`].
+pub struct Score<'g> {
+    /// Which form.
+    pub op: ScoreOp,
+    /// `[head_dim or sketch, heads, n_q]`, F32.
+    pub q: Tensor<'g>,
+    /// `[head_dim, n_kv, kv heads]`.
+    pub k: Tensor<'g>,
+    /// Heads of K.
+    pub n_kv_heads: usize,
 }
 
 fn c_string(text: &str) -> CString {

@@ -76,6 +76,31 @@ impl Rows {
         Rows { values, len }
     }
 
+    /// The same without the constant row. A rotation without signs turns such a row
+    /// into one spike, which no code can hold, so that a specified error on other
+    /// rows says nothing of it.
+    pub fn without_constant(random: &mut Random, n: usize, len: usize) -> Rows {
+        let mut rows = Rows::new(random, n, len);
+        if n >= 8 {
+            let row = &mut rows.values[CONSTANT * len..][..len];
+            row.copy_from_slice(&random.gaussians(len));
+        }
+        rows
+    }
+
+    /// Rows of `len` values, those of one head after those of another.
+    pub fn by_heads(&self, len: usize) -> Rows {
+        let heads = self.len / len;
+        let values = (0..heads * self.n()).flat_map(|i| {
+            let (head, row) = (i / self.n(), i % self.n());
+            self.row(row)[head * len..][..len].iter().copied()
+        });
+        Rows {
+            values: values.collect(),
+            len,
+        }
+    }
+
     /// How many there are.
     pub fn n(&self) -> usize {
         self.values.len() / self.len

@@ -76,7 +76,7 @@ impl Machine {
         threads: usize,
     ) -> Result<Counters, ComputeError> {
         if let Some(trace) = &self.trace {
-            let (operation, format, route) = (tally.operation, tally.format.name, tally.route());
+            let (operation, format, route) = (tally.operation(), tally.format.name, tally.route());
             let text = format!("{operation} on {format}, {case}; the route is made by {route}");
             // Only an aid: the smoke is no worse without it.
             let _ = fs::write(trace, text);

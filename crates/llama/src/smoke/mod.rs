@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use kvforge_evidence::{Evidence, FILE_NAME, Hashed, Host, ReachedBy, Record, Run, TreeId, utc};
-use kvforge_formats::FORMATS;
+use kvforge_formats::cache_formats;
 
 use crate::gguf::GgufError;
 use crate::{HookState, OWN_DIR, Payload, Status, Tree, status};
@@ -215,9 +215,10 @@ pub fn smoke(
         rows::copy_to,
         rows::copy_from,
         scores::mul_mat,
+        scores::attn_score,
         attention::flash_attn,
     ];
-    for &format in FORMATS {
+    for format in cache_formats() {
         for (operation, check) in Operation::ALL.into_iter().zip(kernels) {
             let mut tally = Tally::new(
                 format,
@@ -264,7 +265,7 @@ fn load(build_dir: &Path, built: &Built, trace: Option<PathBuf>) -> Result<Machi
         .map_err(|cause| SmokeError::Load { folder, cause })?;
     for name in ["f32", "f16", "q8_0", "i32", "i64"]
         .into_iter()
-        .chain(FORMATS.iter().map(|f| f.name))
+        .chain(cache_formats().map(|f| f.name))
     {
         ggml.type_named(name).ok_or(SmokeError::NoType { name })?;
     }
@@ -339,7 +340,7 @@ fn group(tally: Tally<'_>) -> Group {
         ReachedBy::ModelGraph => "model ",
     };
     Group {
-        name: format!("{of_model}{} {}", tally.format.name, tally.operation),
+        name: format!("{of_model}{} {}", tally.format.name, tally.operation()),
         passed: tally.passed,
         failures: tally.failures,
         record: Some(record),
@@ -349,7 +350,7 @@ fn group(tally: Tally<'_>) -> Group {
 /// What a run without a model leaves open.
 fn not_run(isa: &str) -> Vec<Record> {
     let mut records = vec![];
-    for &format in FORMATS {
+    for format in cache_formats() {
         for operation in [Operation::SetRows, Operation::FlashAttn] {
             let tally = Tally::new(format, operation, ReachedBy::ModelGraph, isa, &[]);
             records.push(Record {

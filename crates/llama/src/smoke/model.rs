@@ -7,6 +7,7 @@
 //!
 //! ```text
 //! encode, in blocks, of layer l:  tokens * n_head_kv(l) * (head_dim_k + head_dim_v) / block_len
+//!                                 without head_dim_v, if the format holds no values and V is f16
 //! attend, in rows, of layer l:    tokens * n_head(l)
 //! ```
 //!
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kvforge_evidence::ReachedBy;
-use kvforge_formats::{FORMATS, FormatSpec};
+use kvforge_formats::{FormatSpec, cache_formats};
 use serde::Deserialize;
 
 use super::SmokeError;
@@ -58,7 +59,15 @@ impl Generation<'_> {
         let layers = Header::open(self.model)
             .and_then(|h| h.layers())
             .map_err(model)?;
-        for &format in FORMATS {
+        for format in cache_formats() {
+            if let Some(reason) = misfit(format, &layers) {
+                for operation in [Operation::SetRows, Operation::FlashAttn] {
+                    let mut tally = self.tally(format, operation);
+                    tally.not_run(&reason);
+                    done(tally);
+                }
+                continue;
+            }
             for tally in self.format(format, &layers)? {
                 done(tally);
             }
@@ -66,22 +75,18 @@ impl Generation<'_> {
         Ok(())
     }
 
+    fn tally(&self, format: &'static FormatSpec, operation: Operation) -> Tally<'_> {
+        let reached_by = ReachedBy::ModelGraph;
+        Tally::new(format, operation, reached_by, self.isa, self.hooks)
+    }
+
     fn format(
         &self,
         format: &'static FormatSpec,
         layers: &[Layer],
     ) -> Result<[Tally<'_>; 2], SmokeError> {
-        let tally = |operation| {
-            Tally::new(
-                format,
-                operation,
-                ReachedBy::ModelGraph,
-                self.isa,
-                self.hooks,
-            )
-        };
-        let mut write = tally(Operation::SetRows);
-        let mut read = tally(Operation::FlashAttn);
+        let mut write = self.tally(format, Operation::SetRows);
+        let mut read = self.tally(format, Operation::FlashAttn);
         let mut first_text: Option<String> = None;
         for attempt in ["first run", "second run"] {
             let run = match self.generate(format)? {
@@ -144,7 +149,7 @@ impl Generation<'_> {
         let mut command = Command::new(self.program);
         command.arg("-m").arg(self.model);
         command.args(["-p", PROMPT, "-n", GENERATED, "-c", CONTEXT]);
-        command.args(["-ctk", format.name, "-ctv", format.name, "-fa", "on"]);
+        command.args(["-ctk", format.name, "-ctv", type_v(format), "-fa", "on"]);
         command.args(["--temp", "0", "-s", "1", "-t", &self.threads.to_string()]);
         // A warm-up would run tokens that nothing counts.
         command.args([
@@ -196,7 +201,8 @@ impl Generation<'_> {
 
 /// Blocks that a token costs a layer.
 fn blocks(layer: &Layer, format: &FormatSpec) -> u64 {
-    layer.n_head_kv * (layer.head_dim_k + layer.head_dim_v) / format.block_len as u64
+    let v = if format.holds_values() { layer.head_dim_v } else { 0 };
+    layer.n_head_kv * (layer.head_dim_k + v) / format.block_len as u64
 }
 
 /// Rows of attention that a token costs a layer.
@@ -256,6 +262,25 @@ fn evaluated(log: &str) -> Option<u64> {
         found.next().filter(|&n| n > 1 && found.next().is_none())
     };
     Some(number("prompt", "tokens")? + number("", "runs")?)
+}
+
+/// Cache type of V beside K of a format.
+fn type_v(format: &FormatSpec) -> &'static str {
+    match format.holds_values() {
+        true => format.name,
+        false => "f16",
+    }
+}
+
+/// Why a model's heads do not fit a format, if they do not.
+fn misfit(format: &FormatSpec, layers: &[Layer]) -> Option<String> {
+    let mut heads = layers.iter().filter(|l| l.n_head_kv > 0).flat_map(|l| {
+        let v = format.holds_values().then_some(l.head_dim_v);
+        [Some(l.head_dim_k), v].into_iter().flatten()
+    });
+    let block = format.block_len as u64;
+    let odd = heads.find(|head| !head.is_multiple_of(block))?;
+    Some(format!("the model has heads of {odd} values, {} takes multiples of {block}", format.name))
 }
 
 /// The last lines of a log.

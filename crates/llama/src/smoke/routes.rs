@@ -1,9 +1,8 @@
 //! Operations, the kernels that they must reach, and the hooks that lead there.
 
-use std::fmt;
+use kvforge_formats::{FormatSpec, q4_polar, qjl1_256};
 
-use kvforge_formats::FormatSpec;
-
+use super::ggml::ScoreOp;
 use crate::{HookState, HookStatus};
 
 /// An operation on a compressed type.
@@ -19,27 +18,35 @@ pub(crate) enum Operation {
     CopyFrom,
     /// Scores without fusion.
     MulMat,
+    /// Scores by an operation of kvforge's own.
+    Score,
     /// Fused attention.
     FlashAttn,
 }
 
 impl Operation {
-    pub const ALL: [Operation; 6] = [
+    pub const ALL: [Operation; 7] = [
         Operation::SetRows,
         Operation::GetRows,
         Operation::CopyTo,
         Operation::CopyFrom,
         Operation::MulMat,
+        Operation::Score,
         Operation::FlashAttn,
     ];
 
     /// ggml's name.
-    pub fn name(self) -> &'static str {
+    pub fn name(self, format: &FormatSpec) -> &'static str {
         match self {
             Operation::SetRows => "SET_ROWS",
             Operation::GetRows => "GET_ROWS",
             Operation::CopyTo | Operation::CopyFrom => "CPY",
             Operation::MulMat => "MUL_MAT",
+            Operation::Score => match score_op(format)[0] {
+                ScoreOp::Tbq => "ATTN_SCORE_TBQ",
+                ScoreOp::Qjl => "ATTN_SCORE_QJL",
+                ScoreOp::Polar { .. } => "ATTN_SCORE_POLAR",
+            },
             Operation::FlashAttn => "FLASH_ATTN_EXT",
         }
     }
@@ -50,7 +57,17 @@ impl Operation {
             Operation::SetRows | Operation::CopyTo => "encode",
             Operation::GetRows | Operation::CopyFrom => "decode",
             Operation::MulMat => "dot",
+            Operation::Score => "score",
             Operation::FlashAttn => "attend",
+        }
+    }
+
+    /// The same in words, copies apart.
+    pub fn in_words(self, format: &FormatSpec) -> &'static str {
+        match self {
+            Operation::CopyTo => "CPY (encode)",
+            Operation::CopyFrom => "CPY (decode)",
+            _ => self.name(format),
         }
     }
 
@@ -63,6 +80,14 @@ impl Operation {
     pub fn hooks(self) -> &'static [&'static str] {
         match self {
             Operation::MulMat => &["cpu-traits", "cpu-supports"],
+            Operation::Score => &[
+                "op-enum",
+                "op-constructors",
+                "cpu-compute",
+                "cpu-tasks",
+                "cpu-work-size",
+                "cpu-supports",
+            ],
             Operation::FlashAttn => &["cpu-compute", "cpu-work-size", "cpu-supports"],
             _ => &["cpu-compute", "cpu-supports"],
         }
@@ -94,13 +119,23 @@ pub(crate) fn in_words(ids: &[&str], tree: &[HookStatus]) -> String {
     ids.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Operation::CopyTo => "CPY (encode)",
-            Operation::CopyFrom => "CPY (decode)",
-            _ => self.name(),
-        })
+/// The forms of the operation that gives plain scores of a format's keys.
+pub(crate) fn score_op(format: &FormatSpec) -> &'static [ScoreOp] {
+    const fn polar(use_qjl: bool, preht: bool) -> ScoreOp {
+        ScoreOp::Polar { use_qjl, preht }
+    }
+    const POLAR: &[ScoreOp] = &[
+        polar(false, false),
+        polar(false, true),
+        polar(true, false),
+        polar(true, true),
+    ];
+    if *format == q4_polar::SPEC {
+        POLAR
+    } else if *format == qjl1_256::SPEC {
+        &[ScoreOp::Qjl]
+    } else {
+        &[ScoreOp::Tbq]
     }
 }
 
@@ -115,7 +150,7 @@ mod tests {
         let known = payload.patches.hooks();
         for operation in Operation::ALL {
             for id in operation.hooks().iter().chain(operation.model_hooks()) {
-                assert!(known.iter().any(|h| h.id == *id), "{operation}: {id}");
+                assert!(known.iter().any(|h| h.id == *id), "{operation:?}: {id}");
             }
         }
     }

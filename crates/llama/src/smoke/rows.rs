@@ -18,6 +18,13 @@ use super::tally::{Counters, Tally};
 /// Rows and their length: one row, fewer rows than threads, tails that are not
 /// a multiple of the eight blocks that a vector encoder takes.
 const SHAPES: [(usize, usize); 4] = [(1, 64), (3, 96), (9, 256), (70, 384)];
+
+/// The shapes in whole blocks of a format.
+fn shapes(format: &'static FormatSpec) -> impl Iterator<Item = (usize, usize)> {
+    let whole = |len: usize| len.next_multiple_of(format.block_len);
+    SHAPES.into_iter().map(move |(n, len)| (n, whole(len)))
+}
+
 /// Enough for the statistics.
 const MANY: (usize, usize) = (256, 512);
 /// What a cell holds that nothing was written to.
@@ -28,10 +35,11 @@ fn expected(kernel: &str, format: &FormatSpec, n_values: usize) -> Counters {
     [((kernel.to_string(), SLOT), blocks as u64)].into()
 }
 
-/// The bytes that the reference encoder makes.
-fn reference_bytes(format: &FormatSpec, x: &[f32]) -> Vec<u8> {
+/// The bytes that the codec of `kvforge-formats` makes.
+fn reference_bytes(tally: &Tally<'_>, x: &[f32]) -> Vec<u8> {
+    let format = tally.format;
     let mut bytes = vec![0; x.len() / format.block_len * format.block_bytes];
-    (format.encode)(x, &mut bytes).expect("the smoke's rows can be encoded");
+    (tally.encode())(x, &mut bytes).expect("the smoke's rows can be encoded");
     bytes
 }
 
@@ -51,7 +59,7 @@ fn differing_blocks(format: &FormatSpec, a: &[u8], b: &[u8]) -> usize {
 /// `SET_ROWS` into a cache, in any order.
 pub(crate) fn set_rows(machine: &Machine, tally: &mut Tally<'_>) {
     let format = tally.format;
-    for (n, len) in SHAPES.into_iter().chain([MANY]) {
+    for (n, len) in shapes(format).chain([MANY]) {
         let mut random = Random(0x5e7 + n as u64);
         let rows = Rows::new(&mut random, n, len);
         let n_cells = n + 5;
@@ -83,7 +91,7 @@ pub(crate) fn set_rows(machine: &Machine, tally: &mut Tally<'_>) {
                     .map(|i| {
                         differing_blocks(
                             format,
-                            &reference_bytes(format, rows.row(i)),
+                            &reference_bytes(tally, rows.row(i)),
                             cell(cells[i]),
                         )
                     })
@@ -108,7 +116,7 @@ pub(crate) fn set_rows(machine: &Machine, tally: &mut Tally<'_>) {
 /// `GET_ROWS`, in any order and more than once.
 pub(crate) fn get_rows(machine: &Machine, tally: &mut Tally<'_>) {
     let format = tally.format;
-    for (n, len) in SHAPES.into_iter().chain([MANY]) {
+    for (n, len) in shapes(format).chain([MANY]) {
         let mut random = Random(0x6e7 + n as u64);
         let rows = Rows::new(&mut random, n, len);
         let mut wanted = random.shuffled(n);
@@ -163,7 +171,7 @@ pub(crate) fn get_rows(machine: &Machine, tally: &mut Tally<'_>) {
 /// `CPY` of F32 into blocks.
 pub(crate) fn copy_to(machine: &Machine, tally: &mut Tally<'_>) {
     let format = tally.format;
-    for (n, len) in SHAPES {
+    for (n, len) in shapes(format) {
         let rows = Rows::new(&mut Random(0xc09 + n as u64), n, len);
         for threads in machine.threads {
             let case = format!("{n} rows of {len}, {threads} threads");
@@ -177,7 +185,7 @@ pub(crate) fn copy_to(machine: &Machine, tally: &mut Tally<'_>) {
             match machine.run(tally, &case, &graph, result, threads) {
                 Ok(counters) => {
                     tally.count(&case, &counters, &expected(tally.kernel(), format, n * len));
-                    let want = reference_bytes(format, &rows.values);
+                    let want = reference_bytes(tally, &rows.values);
                     let wrong = differing_blocks(format, &want, &graph.read(into));
                     tally.measure(&case, Against::Reference, wrong as f64, 0.0, 0.0);
                 }
@@ -190,7 +198,7 @@ pub(crate) fn copy_to(machine: &Machine, tally: &mut Tally<'_>) {
 /// `CPY` of blocks into F32.
 pub(crate) fn copy_from(machine: &Machine, tally: &mut Tally<'_>) {
     let format = tally.format;
-    for (n, len) in SHAPES {
+    for (n, len) in shapes(format) {
         let rows = Rows::new(&mut Random(0xf09 + n as u64), n, len);
         for threads in machine.threads {
             let case = format!("{n} rows of {len}, {threads} threads");
@@ -272,8 +280,7 @@ fn round_trip(tally: &mut Tally<'_>, case: &str, rows: &Rows, decoded: impl Fn(u
             norm += x * x;
         }
     }
-    let tolerance = &tally.format.tolerance;
-    let (mse, margin) = (tolerance.gaussian_mse, tolerance.gaussian_mse_margin);
+    let (mse, margin) = (tally.mse(), tally.format.tolerance.gaussian_mse_margin);
     tally.measure(
         case,
         Against::Unquantised,

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use kvforge_evidence::{Against, Measure, ReachedBy, Record};
-use kvforge_formats::FormatSpec;
+use kvforge_formats::oracle::Type;
+use kvforge_formats::{Encode, FormatSpec};
 
 use super::routes::{self, Operation};
 use crate::HookStatus;
@@ -12,11 +13,16 @@ use crate::HookStatus;
 /// Counters by kernel and slot.
 pub(crate) type Counters = BTreeMap<(String, u32), u64>;
 
+/// The variable by which the tree is told which encoder to use.
+const ENCODER: &str = "KVFORGE_ENCODER";
+
 /// The checks of one operation on one format.
 #[derive(Debug)]
 pub(crate) struct Tally<'a> {
     pub format: &'static FormatSpec,
-    pub operation: Operation,
+    operation: Operation,
+    /// Whether the tree encodes as the public encoders do.
+    reference: bool,
     reached_by: ReachedBy,
     kernel: String,
     isa: String,
@@ -26,6 +32,7 @@ pub(crate) struct Tally<'a> {
     measures: BTreeMap<Against, Measure>,
     counted: u64,
     expected: u64,
+    not_run: Option<String>,
     pub passed: usize,
     pub failures: Vec<String>,
 }
@@ -41,6 +48,7 @@ impl<'a> Tally<'a> {
         Tally {
             format,
             operation,
+            reference: std::env::var_os(ENCODER).is_some_and(|e| e == "reference"),
             reached_by,
             kernel: operation.kernel(format, isa),
             isa: isa.into(),
@@ -50,9 +58,44 @@ impl<'a> Tally<'a> {
             measures: BTreeMap::new(),
             counted: 0,
             expected: 0,
+            not_run: None,
             passed: 0,
             failures: vec![],
         }
+    }
+
+    /// The operation in words.
+    pub fn operation(&self) -> &'static str {
+        self.operation.in_words(self.format)
+    }
+
+    /// Encoder that the tree uses.
+    pub fn encode(&self) -> Encode {
+        match self.reference {
+            true => self.format.encode,
+            false => self.format.encode_best,
+        }
+    }
+
+    /// Relative squared error that a type has on Gaussian values as the tree encodes
+    /// it; that of the stock types is nothing beside a compressed format's.
+    pub fn mse_of(&self, ty: Type) -> f64 {
+        match ty {
+            Type::Format(spec) if self.reference => spec.tolerance.gaussian_mse,
+            Type::Format(spec) => spec.tolerance.gaussian_mse_best,
+            _ => 0.0,
+        }
+    }
+
+    /// That of the format.
+    pub fn mse(&self) -> f64 {
+        self.mse_of(self.format.into())
+    }
+
+    /// Sizes of heads that the format can hold.
+    pub fn head_sizes(&self) -> impl Iterator<Item = usize> + use<> {
+        let block = self.format.block_len;
+        [64, 128, 256].into_iter().filter(move |n| n % block == 0)
     }
 
     pub fn kernel(&self) -> &str {
@@ -69,7 +112,7 @@ impl<'a> Tally<'a> {
         if good {
             self.passed += 1;
         } else {
-            let (format, operation) = (self.format.name, self.operation);
+            let (format, operation) = (self.format.name, self.operation());
             self.failures
                 .push(format!("{operation} on {format}, {case}: {}", otherwise()));
         }
@@ -134,7 +177,8 @@ impl<'a> Tally<'a> {
         self.counted += counted;
         self.expected += due;
         let untouched = due > 0 && counted == 0;
-        let (format, operation, kernel) = (self.format.name, self.operation, self.kernel.clone());
+        let (format, operation) = (self.format.name, self.operation());
+        let kernel = self.kernel.clone();
         let words = self.difference(found, expected);
         let hooks = self.route();
         self.check(case, found == expected, || {
@@ -146,6 +190,11 @@ impl<'a> Tally<'a> {
                 words
             }
         });
+    }
+
+    /// Nothing was run, for this reason.
+    pub fn not_run(&mut self, reason: &str) {
+        self.not_run = Some(reason.into());
     }
 
     /// A graph that did not run at all.
@@ -189,10 +238,10 @@ impl<'a> Tally<'a> {
     pub fn record(&self, backend: &str) -> Record {
         Record {
             format: self.format.name.into(),
-            operation: self.operation.name().into(),
+            operation: self.operation.name(self.format).into(),
             backend: backend.into(),
             reached_by: self.reached_by,
-            not_run: None,
+            not_run: self.not_run.clone(),
             kernel: self.kernel.clone(),
             isa: self.isa.clone(),
             cases: self.cases,
