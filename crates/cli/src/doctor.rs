@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use kvforge_evidence::contract::Rule;
 use kvforge_llama::Tree;
 use kvforge_llama::doctor::{AMX_NOTE, Diagnosis, TreeReport, examine};
 
@@ -88,26 +89,34 @@ fn print(found: &Diagnosis) {
 }
 
 fn print_tree(tree: &TreeReport) {
-    let yes_no = |good: bool, yes: &str, no: &str| if good { yes } else { no }.to_string();
-    let problems = |all: &[String]| match all.first() {
-        None => "fresh".into(),
-        Some(first) => format!("{}, the first: {first}", count(all.len(), "problem")),
-    };
+    let path = tree.path.display();
     say!(
-        "tree      {} {} (ggml {})",
-        tree.path.display(),
+        "tree      {path} {} (ggml {})",
         tree.state.in_words(),
         tree.ggml
     );
-    say!(
-        "build     {} {}",
-        tree.build_dir.display(),
-        yes_no(tree.built, "built", "not built")
-    );
-    say!("evidence  {}", problems(&tree.evidence_problems));
-    say!("contract  {}", problems(&tree.contract_problems));
-    if !tree.ready.is_empty() {
-        say!("ready     {}", tree.ready.join(", "));
+    let built = if tree.built { "built" } else { "not built" };
+    say!("build     {} {built}", tree.build_dir.display());
+    let evidence = match tree.evidence_problems.first().map(|p| p.rule) {
+        None => "fresh",
+        Some(Rule::NoEvidence) => "none",
+        Some(Rule::Stale) => "stale: sources or libraries changed since the smoke",
+        Some(Rule::Edited) => "edited by hand",
+        Some(_) => "unreadable",
+    };
+    say!("evidence  {evidence}");
+    let problems = &tree.contract_problems;
+    let ready = match tree.ready.is_empty() {
+        true => "none".into(),
+        false => tree.ready.join(", "),
+    };
+    match problems.first().map(|p| p.rule) {
+        None => say!("contract  as its evidence says; runtime-ready: {ready}"),
+        Some(Rule::NoContract) => say!("contract  none"),
+        Some(_) => {
+            let n = count(problems.len(), "problem");
+            say!("contract  {n}; `kvforge contract check {path}` tells them");
+        }
     }
 }
 

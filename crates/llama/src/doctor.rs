@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kvforge_cpu::Isa;
-use kvforge_evidence::contract;
+use kvforge_evidence::contract::{self, Problem};
 use kvforge_formats::FORMATS;
 use serde::Serialize;
 
@@ -98,11 +98,9 @@ pub struct TreeReport {
     /// Whether there are shared libraries in it.
     pub built: bool,
     /// What is wrong with the evidence; empty if it is there and fresh.
-    pub evidence_problems: Vec<String>,
+    pub evidence_problems: Vec<Problem>,
     /// What is wrong with the contract or what it rests on; empty if nothing is.
-    pub contract_problems: Vec<String>,
-    /// What mends the first of these problems.
-    pub mend: Option<String>,
+    pub contract_problems: Vec<Problem>,
     /// Kernels that an app may rely on.
     pub ready: Vec<String>,
 }
@@ -235,9 +233,6 @@ fn examine_tree(
     let build_dir = build_dir.map_or_else(|| root.join(PROJECT.build_dir), Path::to_path_buf);
     let evidence = build_dir.join(kvforge_evidence::FILE_NAME);
     let file = build_dir.join(contract::FILE_NAME);
-    let words = |problems: &[contract::Problem]| -> Vec<String> {
-        problems.iter().map(contract::Problem::to_string).collect()
-    };
     let evidence_problems = contract::check_evidence(&evidence, root, &PROJECT)?;
     let check = contract::check(&file, root, &evidence, &PROJECT)?;
     let good = check.problems.is_empty();
@@ -248,13 +243,8 @@ fn examine_tree(
         state: status.state,
         built: Built::find(&build_dir).is_ok(),
         ready: ready.filter(|_| good).map(String::from).collect(),
-        evidence_problems: words(&evidence_problems),
-        contract_problems: words(&check.problems),
-        mend: evidence_problems
-            .into_iter()
-            .chain(check.problems)
-            .next()
-            .map(|problem| problem.mend),
+        evidence_problems,
+        contract_problems: check.problems,
         build_dir,
     })
 }
@@ -277,11 +267,58 @@ fn next(tree: Option<&TreeReport>, blocking: &[String]) -> String {
     if !tree.built {
         return format!("kvforge build {path}{build_dir}");
     }
-    let nothing = || format!("nothing is left to do; use {}", tree.build_dir.display());
-    tree.mend.clone().unwrap_or_else(nothing)
+    let mut problems = tree.evidence_problems.iter().chain(&tree.contract_problems);
+    match problems.next() {
+        Some(problem) => problem.mend.clone(),
+        None => format!("nothing is left to do; use {}", tree.build_dir.display()),
+    }
 }
 
 /// Whether the processor says that it has AMX, where the system tells.
 fn announces_amx() -> bool {
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" amx_tile"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(mend: &str) -> Problem {
+        Problem {
+            rule: contract::Rule::Stale,
+            file: "f".into(),
+            place: String::new(),
+            expected: String::new(),
+            found: String::new(),
+            mend: mend.into(),
+        }
+    }
+
+    #[test]
+    fn what_comes_next_is_the_first_thing_that_is_missing() {
+        let mut tree = TreeReport {
+            path: "t".into(),
+            ggml: "1.2.3".into(),
+            state: State::NotShipped,
+            build_dir: "t/build-kvforge".into(),
+            built: false,
+            evidence_problems: vec![problem("run `kvforge smoke t`")],
+            contract_problems: vec![problem("run `kvforge contract write t`")],
+            ready: vec![],
+        };
+        assert_eq!(next(Some(&tree), &["no rustc".into()]), "no rustc");
+        assert_eq!(next(Some(&tree), &[]), "kvforge ship t");
+        tree.state = State::Shipped;
+        assert_eq!(next(Some(&tree), &[]), "kvforge build t");
+        tree.built = true;
+        assert_eq!(next(Some(&tree), &[]), "run `kvforge smoke t`");
+        tree.evidence_problems.clear();
+        assert_eq!(next(Some(&tree), &[]), "run `kvforge contract write t`");
+        tree.contract_problems.clear();
+        let done = "nothing is left to do; use t/build-kvforge";
+        assert_eq!(next(Some(&tree), &[]), done);
+        tree.built = false;
+        tree.build_dir = "b".into();
+        assert_eq!(next(Some(&tree), &[]), "kvforge build t --build-dir b");
+    }
 }
