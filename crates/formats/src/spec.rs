@@ -199,8 +199,8 @@ pub enum Domain {
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
     /// Relative mean squared error of the reference encoder and decode on Gaussian
-    /// values. For scalar codes in theory: the codebook's error on a block divided
-    /// by its own RMS.
+    /// values. For scalar codes of a block divided by its own RMS in theory, for
+    /// others measured.
     pub gaussian_mse: f64,
     /// The same of the best encoder, measured.
     pub gaussian_mse_best: f64,

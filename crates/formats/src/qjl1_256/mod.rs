@@ -16,8 +16,8 @@ pub static SPEC: FormatSpec = FormatSpec {
     code: Code::Signs { unit: UNIT },
     scale: Scale::Length,
     tolerance: Tolerance {
-        gaussian_mse: 0.78,
-        gaussian_mse_best: 0.17,
+        gaussian_mse: 0.782,
+        gaussian_mse_best: 0.1704,
         gaussian_mse_margin: 0.03,
         score: 8e-7,
         attention: 2e-6,
