@@ -1,4 +1,4 @@
-//! Any bytes through every decoder, against the oracle.
+//! Any bytes through every decoder, into both domains, against the oracle.
 #![no_main]
 
 #[path = "../../crates/formats/tests/any_input/mod.rs"]

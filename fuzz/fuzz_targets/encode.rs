@@ -1,4 +1,5 @@
-//! Any floats through every encoder, judged by the oracle.
+//! Any floats through both encoders of every format: the reference judged by the oracle, the
+//! best one by the reference.
 #![no_main]
 
 #[path = "../../crates/formats/tests/any_input/mod.rs"]

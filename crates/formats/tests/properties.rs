@@ -8,11 +8,13 @@ use proptest::prelude::*;
 /// Values per row: two blocks of the larger size.
 const ROW: usize = 256;
 
-/// Bits of any float whatever, mixed with ordinary ones so that whole rows
-/// encode.
+/// Bits of any float whatever; of any float below 2, so that the row is finite and
+/// spans all sizes; ordinary ones, so that whole rows encode.
 fn any_row() -> impl Strategy<Value = Vec<f32>> {
+    let below_two = any::<u32>().prop_map(|bits| f32::from_bits(bits & 0xbfff_ffff));
     prop_oneof![
         prop::collection::vec(any::<u32>().prop_map(f32::from_bits), ROW),
+        prop::collection::vec(below_two, ROW),
         finite_row(),
     ]
 }

@@ -310,7 +310,7 @@ fn to_bfloat(x: f64) -> u16 {
     let below = single.to_bits() >> 16;
     let down = f64::from(single) - value(below);
     let up = value(below + 1) - f64::from(single);
-    let rounded = if down < up || down == up && below % 2 == 0 {
+    let rounded = if down < up || down == up && below.is_multiple_of(2) {
         below
     } else {
         below + 1
