@@ -1,6 +1,8 @@
 //! Values exactly on a border between two codes.
 
-use kvforge_formats::{Code, Encode, FORMATS, FormatSpec, Scale, q4_polar, turbo3_legacy};
+use kvforge_formats::{
+    Code, Encode, FORMATS, FormatSpec, Scale, q4_polar, qjl1_256, turbo3_legacy,
+};
 
 const BLOCK: usize = 32;
 
@@ -128,6 +130,25 @@ fn the_middle_border_of_polar_is_not_quite_zero() {
         let mut x = vec![0.0f32; 128];
         (x[0], x[1], x[2]) = (1.0, -1.0, first);
         assert_eq!(first_code(spec, spec.encode, &x), code, "{first:e}");
+    }
+}
+
+/// A bf16 number has eight digits: of lengths between two of them the even one is
+/// stored.
+#[test]
+fn lengths_halfway_between_bf16_numbers_go_to_the_even_one() {
+    for (length, upper) in [
+        (1.0 + 1.0 / 256.0, 0x3f80u16),
+        (1.0 + 3.0 / 256.0, 0x3f82),
+        (1.0 + 3.1 / 256.0, 0x3f82),
+        (1.0 + 0.9 / 256.0, 0x3f80),
+        (1.0 + 1.1 / 256.0, 0x3f81),
+    ] {
+        let mut x = [0.0; 128];
+        x[5] = length;
+        let mut block = [0; 34];
+        (qjl1_256::SPEC.encode)(&x, &mut block).unwrap();
+        assert_eq!(block[32..], upper.to_le_bytes(), "{length}");
     }
 }
 
