@@ -30,7 +30,9 @@ pub struct FormatSpec {
     /// on an error, blocks before the offending one have been written.
     pub encode: Encode,
     /// Encoder of one row into bytes that every public decoder reads and that
-    /// decode to less error than the reference's. As deterministic as that one.
+    /// decode to no more error than the reference's, but for the rounding of a scale;
+    /// mostly to less. As deterministic as that one. A scale that fits is not always the
+    /// reference's, so it may be refused as too large a little earlier.
     pub encode_best: Encode,
     /// Reference decoder of one row into the chosen [`Domain`]. Any bytes
     /// decode.

@@ -32,6 +32,36 @@ fn formats_are_found_by_name_and_id() {
     assert_eq!(by_id(0), None);
 }
 
+/// Legacy formats are read only, and a sketch is for scores.
+#[test]
+fn roles_say_what_a_cache_may_hold() {
+    for spec in FORMATS {
+        let legacy = spec.name.ends_with("_legacy");
+        let sketch = spec.len_in(Domain::Rotated) != spec.block_len;
+        assert_eq!(spec.holds_keys(), !legacy, "{}", spec.name);
+        assert_eq!(spec.holds_values(), !legacy && !sketch, "{}", spec.name);
+    }
+}
+
+/// What is not a whole block in both slices stays as it is.
+#[test]
+fn transforms_leave_parts_of_blocks_alone() {
+    for spec in FORMATS {
+        let (n, m) = (spec.block_len, spec.len_in(Domain::Rotated));
+        let mut whole = vec![7.0; m];
+        spec.transform.forward(&walk(spec, 1.0), &mut whole);
+        let x = [walk(spec, 1.0), walk(spec, 1.0)].concat();
+        let mut coded = vec![7.0; 2 * m];
+        spec.transform.forward(&x[..2 * n - 1], &mut coded);
+        assert_eq!(coded[..m], whole, "{}", spec.name);
+        assert_eq!(coded[m..], vec![7.0; m], "{}", spec.name);
+        let mut short = vec![7.0; 2 * m - 1];
+        spec.transform.forward(&x, &mut short);
+        assert_eq!(short[..m], whole, "{}", spec.name);
+        assert_eq!(short[m..], vec![7.0; m - 1], "{}", spec.name);
+    }
+}
+
 /// Zero in, zero out. `tbq` blocks of zeros are bytes of zeros; what codes the
 /// others have says `golden.rs`.
 #[test]
