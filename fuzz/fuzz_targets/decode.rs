@@ -2,7 +2,7 @@
 #![no_main]
 
 #[path = "../../crates/formats/tests/any_input/mod.rs"]
-#[allow(dead_code, reason = "the other target takes the other half")]
+#[allow(dead_code, reason = "others take other parts")]
 mod any_input;
 
 use kvforge_formats::FORMATS;

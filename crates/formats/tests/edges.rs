@@ -3,8 +3,8 @@
 mod any_input;
 
 use kvforge_formats::{
-    Code, CodecError, Domain, Encode, FORMATS, FormatSpec, Packing, Scale, by_id, by_name,
-    f16_to_f32, oracle,
+    Code, CodecError, Domain, Encode, FORMATS, FormatSpec, Scale, by_id, by_name, f16_to_f32,
+    oracle,
 };
 
 /// What an untouched byte holds in these tests.
@@ -371,21 +371,8 @@ fn refused(spec: &FormatSpec, encoder: Encode, x: &[f32], error: CodecError, who
     assert!(untouched.iter().all(|&b| b == UNTOUCHED));
 }
 
-/// Where the scales of a block are.
-fn scales_at(spec: &FormatSpec) -> impl Iterator<Item = usize> + use<> {
-    let (first, step) = match spec.code {
-        Code::Signs { .. } => (32, spec.block_bytes),
-        Code::Scalar {
-            packing: Packing::SplitPlanes,
-            ..
-        } => (0, 14),
-        _ => (0, spec.block_bytes),
-    };
-    (first..spec.block_bytes).step_by(step)
-}
-
 fn scales(spec: &FormatSpec, block: &[u8]) -> Vec<f32> {
-    let bits = scales_at(spec).map(|at| u16::from_le_bytes([block[at], block[at + 1]]));
+    let bits = any_input::scales_at(spec).map(|at| u16::from_le_bytes([block[at], block[at + 1]]));
     bits.map(|bits| match spec.code {
         Code::Signs { .. } => f32::from_bits(u32::from(bits) << 16),
         _ => f16_to_f32(bits),
@@ -394,7 +381,7 @@ fn scales(spec: &FormatSpec, block: &[u8]) -> Vec<f32> {
 }
 
 fn with_scales(spec: &FormatSpec, mut block: Vec<u8>, bits: u16) -> Vec<u8> {
-    for at in scales_at(spec) {
+    for at in any_input::scales_at(spec) {
         block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
     }
     block

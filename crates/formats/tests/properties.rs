@@ -2,7 +2,7 @@
 
 mod any_input;
 
-use kvforge_formats::{Code, Domain, Encode, FORMATS, FormatSpec, Packing, Scale, oracle};
+use kvforge_formats::{Code, Domain, Encode, FORMATS, FormatSpec, Scale, oracle};
 use proptest::prelude::*;
 
 /// Values per row: two blocks of the larger size.
@@ -168,16 +168,8 @@ fn transformed(spec: &FormatSpec, x: &[f32]) -> Vec<f32> {
 
 /// A block with zeros where its scales are.
 fn codes(spec: &FormatSpec, block: &[u8]) -> Vec<u8> {
-    let (first, step) = match spec.code {
-        Code::Signs { .. } => (32, spec.block_bytes),
-        Code::Scalar {
-            packing: Packing::SplitPlanes,
-            ..
-        } => (0, 14),
-        _ => (0, spec.block_bytes),
-    };
     let mut block = block.to_vec();
-    for at in (first..spec.block_bytes).step_by(step) {
+    for at in any_input::scales_at(spec) {
         block[at..at + 2].fill(0);
     }
     block
