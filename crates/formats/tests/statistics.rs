@@ -255,9 +255,6 @@ fn mse(x: &[f32], decoded: &[f32]) -> f64 {
 fn readme_has(spec: &FormatSpec, row: &str) {
     let path = format!("{}/src/{}/README.md", env!("CARGO_MANIFEST_DIR"), spec.name);
     let text = std::fs::read_to_string(path).unwrap();
-    if std::env::var("X").is_err() {
-        return;
-    }
     assert!(
         text.lines().any(|line| line == row),
         "{}: no row\n{row}",
