@@ -35,7 +35,9 @@ mod tests {
         const BIG: f32 = 1e8;
         let sum = |at: [(usize, f32); 3]| {
             let mut terms = [0.0; 24];
-            at.map(|(i, v)| terms[i] = v);
+            for (i, v) in at {
+                terms[i] = v;
+            }
             strands(terms.into_iter())
         };
         // A strand takes every eighth term, in order.
