@@ -51,7 +51,7 @@ fn plus(x: &[f32; INPUTS]) -> [bool; OUTPUTS] {
     coded.map(|v| v > 0.0)
 }
 
-/// Rounds of [`encode_best`].
+/// Rounds of the best encoder.
 pub const ROUNDS: usize = 4;
 
 /// Takes the block for what it decodes to, a sum of 256 columns of `P` with a
