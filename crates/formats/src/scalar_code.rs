@@ -126,7 +126,7 @@ pub(crate) fn encode_best<const N: usize>(
     })
 }
 
-/// Scales that [`fit`] tries, as factors on the reciprocal of the RMS: from 0.75
+/// Scales that best encoders of scalar codes try, as factors on the reciprocal of the RMS: from 0.75
 /// times the RMS to 1.25 times, in even steps. The middle one is the scale of the
 /// reference encoders, so that no block comes out worse than theirs. Nine of them
 /// take all but 1 % of what a dense search would gain.

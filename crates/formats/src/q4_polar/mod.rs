@@ -31,8 +31,8 @@ pub static SPEC: FormatSpec = FormatSpec {
     },
     scale: Scale::Length,
     tolerance: Tolerance {
-        gaussian_mse: 0.0093,
-        gaussian_mse_best: 0.0079,
+        gaussian_mse: 0.009343,
+        gaussian_mse_best: 0.0078,
         gaussian_mse_margin: 0.03,
         score: 8e-7,
         attention: 2e-6,
