@@ -50,7 +50,7 @@ const BLOCK: usize = 128;
 const BYTES: usize = 82;
 
 /// The byte whose lowest bit is the sign of the residual.
-const RESIDUAL: usize = 66;
+pub const RESIDUAL: usize = 66;
 
 /// Whether a reader adds the residual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,9 +68,9 @@ pub const RESIDUAL_STEP: f32 = 0.5 * crate::rotation::INV_SQRT_128;
 /// Signs of the residual, bit `i` set where the sign of value `i` is minus.
 pub const RESIDUAL_NEGATIVE: u128 = 0x68da_d94e_2586_ef0a_5c34_17ab_c5cb_34fb;
 
-/// Borders between the codes, as published: the middle one is what an iteration
-/// left of zero.
-const BORDERS: [f32; 15] = [
+/// Borders between the reference encoder's codes, as published: the middle one is
+/// what an iteration left of zero. A value on a border goes down.
+pub const BORDERS: [f32; 15] = [
     -2.423_958_8,
     -1.868_302_1,
     -1.461_390_6,
@@ -103,7 +103,6 @@ fn encode(x: &[f32], bytes: &mut [u8]) -> Result<(), CodecError> {
         let inverse = if norm > 1e-10 { 1.0 / norm } else { 0.0 };
         let mut y = x.map(|v| v * inverse);
         hadamard(&mut y);
-        // A value on a border goes down.
         let codes = y.map(|v| BORDERS.partition_point(|border| *border < v) as u8);
         scalar.packing.pack(scalar.bits, stored, &codes, out);
         write_residual(&y, &codes, out);
@@ -115,8 +114,9 @@ fn encode_best(x: &[f32], bytes: &mut [u8]) -> Result<(), CodecError> {
     scalar_code::encode_best::<BLOCK>(&SPEC, x, bytes, write_residual)
 }
 
-/// Stores on which side of the coded block the block lies, along the signs.
-fn write_residual(y: &[f32; BLOCK], codes: &[u8; BLOCK], block: &mut [u8]) {
+/// Stores on which side of the coded block the block `y` lies, along the signs; `y`
+/// is in units of the codebook.
+pub fn write_residual(y: &[f32; BLOCK], codes: &[u8; BLOCK], block: &mut [u8]) {
     let codebook = Scalar::of(&SPEC).codebook;
     let along = y
         .iter()
