@@ -24,14 +24,18 @@ pub(super) type Plain = Q4Polar<false>;
 /// With its residual.
 pub(super) type Residual = Q4Polar<true>;
 
-/// Bits of a code, where they stand, and the factor that is not stored.
-const CODE: (usize, Packing, f32) = match SPEC.code {
-    Code::Scalar {
-        bits,
-        packing,
-        unit,
-        ..
-    } => (bits, packing, unit),
+/// Bits of a code.
+const BITS: usize = SPEC.code.bits();
+
+/// Where codes stand.
+const PACKING: Packing = match SPEC.code {
+    Code::Scalar { packing, .. } => packing,
+    _ => panic!("not a scalar code"),
+};
+
+/// Factor that is not stored.
+const UNIT: f32 = match SPEC.code {
+    Code::Scalar { unit, .. } => unit,
     _ => panic!("not a scalar code"),
 };
 
@@ -70,7 +74,7 @@ impl<const RESIDUAL: bool> Wide for Q4Polar<RESIDUAL> {
                 if let Some(rotation) = SPEC.transform.rotation() {
                     row::rotate(rotation, &mut y);
                 }
-                fit::<Self>(&mut y, &mut codes) / CODE.2
+                fit::<Self>(&mut y, &mut codes) / UNIT
             }
         };
         let stored = to_half(scale)?;
@@ -79,7 +83,7 @@ impl<const RESIDUAL: bool> Wide for Q4Polar<RESIDUAL> {
         for (indices, codes) in indices.as_chunks_mut::<8>().0.iter_mut().zip(codes) {
             *indices = bytes(codes);
         }
-        CODE.1.pack(CODE.0, stored, &indices, out);
+        PACKING.pack(BITS, stored, &indices, out);
         write_residual(&values, &indices, out);
         Some(())
     }
@@ -87,7 +91,7 @@ impl<const RESIDUAL: bool> Wide for Q4Polar<RESIDUAL> {
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
     unsafe fn scale(block: &Self::Block) -> __m256 {
-        _mm256_mul_ps(length_of(block), _mm256_set1_ps(CODE.2))
+        _mm256_mul_ps(length_of(block), _mm256_set1_ps(UNIT))
     }
 
     #[target_feature(enable = "avx2")]
