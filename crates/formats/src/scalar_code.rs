@@ -56,9 +56,13 @@ pub(crate) const fn check(spec: &FormatSpec) {
     assert!(spec.block_bytes >= 2 + spec.block_len * code.bits / 8);
 }
 
-/// Calls `block` with every block of a row, its bytes and its index, after
-/// checking lengths and that the values are finite.
-pub(crate) fn for_blocks<const N: usize>(
+/// Calls `block` with every block of a row, `N` values and their bytes, after
+/// checking lengths and that the values are finite: the frame of every encoder.
+///
+/// # Errors
+/// [`CodecError`] for lengths that do not fit together, for the first value that is
+/// not finite, and a scale overflow for the first block that gives `None`.
+pub fn for_blocks<const N: usize>(
     spec: &FormatSpec,
     x: &[f32],
     bytes: &mut [u8],
@@ -77,7 +81,7 @@ pub(crate) fn for_blocks<const N: usize>(
 }
 
 /// `scale` in fp16, if it is finite there.
-pub(crate) fn to_half(scale: f32) -> Option<u16> {
+pub fn to_half(scale: f32) -> Option<u16> {
     let half = f32_to_f16(scale);
     f16_to_f32(half).is_finite().then_some(half)
 }

@@ -148,7 +148,7 @@ fn write(plus: &[bool; OUTPUTS], scale: u16, block: &mut [u8]) {
 }
 
 /// fp32 to bfloat16, round to nearest even, if it is finite there.
-fn to_bf16(x: f32) -> Option<u16> {
+pub fn to_bf16(x: f32) -> Option<u16> {
     let bits = x.to_bits();
     let rounded = bits.checked_add(0x7fff + (bits >> 16 & 1))? >> 16;
     from_bf16(rounded as u16)
@@ -156,6 +156,7 @@ fn to_bf16(x: f32) -> Option<u16> {
         .then_some(rounded as u16)
 }
 
-fn from_bf16(bits: u16) -> f32 {
+/// bfloat16 to fp32, exact.
+pub fn from_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
