@@ -97,6 +97,9 @@ fn parse(bytes: &[u8]) -> Result<Capture, Refusal> {
         scale,
         ..
     } = capture;
+    if head_dim == 0 {
+        return refuse("a head_dim of at least 1", "0");
+    }
     if n_kv_heads == 0 || n_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
         return refuse(
             "n_heads to be a multiple of n_kv_heads, neither of them 0",

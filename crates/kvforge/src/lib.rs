@@ -16,8 +16,10 @@
 pub mod capture;
 mod error;
 mod file;
+pub mod fixture;
 pub mod npy;
 pub mod peers;
+pub mod quality;
 pub mod rows;
 
 pub use error::Error;

@@ -54,6 +54,11 @@ impl Array {
         &self.data
     }
 
+    /// All values, row after row, without the shape.
+    pub fn into_data(self) -> Vec<f32> {
+        self.data
+    }
+
     /// The rows, one by one.
     pub fn iter(&self) -> std::slice::ChunksExact<'_, f32> {
         self.data.chunks_exact(self.cols)

@@ -161,6 +161,9 @@ const IQ4_NL_EPSILON: f32 = 1e-15;
 
 /// A fixed codebook of 16 values, and the scale that fits best by least squares
 /// weighted with x^2, out of 15 that put the largest magnitude near the end of it.
+///
+/// The search is that of ggml's offline quantiser. A cache write takes the first scale
+/// only, and has 4 % more error on Gaussian values: the peer here is the stronger one.
 fn iq4_nl(x: &mut [f32; BLOCK]) {
     let max = extreme(x);
     if max.abs() < IQ4_NL_EPSILON {
@@ -174,8 +177,8 @@ fn iq4_nl(x: &mut [f32; BLOCK]) {
             (qx + w * q * v, qq + w * q * q)
         })
     };
-    let (qx, qq) = sums(-IQ4_NL[0] / max);
-    let mut d = qx / qq;
+    let (qx, qq) = sums(1.0 / (-max / IQ4_NL[0]));
+    let mut d = if qq > 0.0 { qx / qq } else { 0.0 };
     let mut best = d * qx;
     for step in -IQ4_NL_TRIES..=IQ4_NL_TRIES {
         let (qx, qq) = sums((step as f32 + IQ4_NL[0]) / max);
