@@ -1,11 +1,15 @@
 //! `kvforge`: parses and prints; the work is in the libraries.
 
 mod build;
+mod formats;
+mod quality;
+mod rows;
 mod say;
 mod ship;
 mod smoke;
 mod status;
 mod unship;
+mod verify;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -29,6 +33,12 @@ enum Verb {
     Status(status::Args),
     Build(build::Args),
     Smoke(smoke::Args),
+    Formats(formats::Args),
+    Encode(rows::Encode),
+    Decode(rows::Decode),
+    Score(rows::Score),
+    Quality(quality::Args),
+    Verify(verify::Args),
 }
 
 const EXIT_CODES: &str = "\
@@ -50,6 +60,12 @@ fn main() -> ExitCode {
         Verb::Status(args) => status::run(args),
         Verb::Build(args) => build::run(args),
         Verb::Smoke(args) => smoke::run(args),
+        Verb::Formats(args) => formats::run(args),
+        Verb::Encode(args) => rows::encode(args),
+        Verb::Decode(args) => rows::decode(args),
+        Verb::Score(args) => rows::score(args),
+        Verb::Quality(args) => quality::run(args),
+        Verb::Verify(args) => verify::run(args),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
