@@ -86,12 +86,12 @@ pub fn run(args: Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-const HEADINGS: &str = "\
-                        relative error  attention KL, nats              error of the output
-format          bits    K       V       mean       median     max       K coded  V coded";
+const HEADINGS: &str = "
+                         relative error      attention KL, nats            error of the output
+format           bits    K        V        mean     median   max      K coded  V coded";
 
 fn line(entry: &Entry) -> String {
-    let start = format!("{:<14}  {:<6.3}", entry.format, entry.bits_per_value);
+    let start = format!("{:<15}  {:<6}", entry.format, entry.bits_per_value);
     match &entry.outcome {
         Measured::NotRun { not_run } => format!("{start}  not run: {not_run}"),
         Measured::Measured { figures, .. } => format!("{start}  {}", columns(figures)),
@@ -99,15 +99,24 @@ fn line(entry: &Entry) -> String {
 }
 
 fn columns(f: &Figures) -> String {
-    let or_dash = |x: Option<f64>| x.map_or("-".into(), |x| format!("{x:.4}"));
-    format!(
-        "{:<6.4}  {:<6}  {:<9.5}  {:<9.5}  {:<8.4}  {:<7.4}  {}",
-        f.k_rel_mse,
-        or_dash(f.v_rel_mse),
-        f.attention_kl_mean,
-        f.attention_kl_median,
-        f.attention_kl_max,
-        f.output_rel_error_k,
-        or_dash(f.output_rel_error_v),
-    )
+    let columns = [
+        Some(f.k_rel_mse),
+        f.v_rel_mse,
+        Some(f.attention_kl_mean),
+        Some(f.attention_kl_median),
+        Some(f.attention_kl_max),
+        Some(f.output_rel_error_k),
+        f.output_rel_error_v,
+    ];
+    let columns = columns.map(|x| format!("{:<7}", x.map_or("-".into(), three_digits)));
+    columns.join("  ").trim_end().to_string()
+}
+
+/// `12.3`, `0.0123`, `1.23e-5`.
+fn three_digits(x: f64) -> String {
+    if x != 0.0 && x.abs() < 1e-3 {
+        return format!("{x:.2e}");
+    }
+    let before_point = x.abs().max(1e-3).log10().floor() as i32;
+    format!("{x:.*}", (2 - before_point).max(0) as usize)
 }
