@@ -142,8 +142,9 @@ pub fn score(args: Score) -> Result<Outcome> {
     let queries = Array::read(&args.query)?;
     let blocks = read(&args.input)?;
     let residual = args.use_qjl == "1";
+    let (input, query) = (args.input.display(), args.query.display());
     rows::score(args.format.spec()?, &queries, &blocks, residual)
-        .with_context(|| args.input.display().to_string())?
+        .with_context(|| format!("{input} with the queries of {query}"))?
         .write(&args.output)?;
     Ok(Outcome::Done)
 }
