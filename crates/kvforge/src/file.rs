@@ -31,3 +31,26 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     }
     written.map_err(failed())
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_followed_and_failures_leave_what_was_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write_atomic(&link, b"new").unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        write_atomic(Path::new("/dev/null"), b"new").unwrap();
+        assert!(!Path::new("/dev/null").is_file());
+
+        // In the way of the new file, so that it cannot be made.
+        fs::create_dir(folder.path().join(format!(".file.{}", std::process::id()))).unwrap();
+        write_atomic(&file, b"newer").unwrap_err();
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+    }
+}

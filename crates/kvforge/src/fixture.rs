@@ -253,7 +253,14 @@ impl Polar {
         let spec = polar(self.block_bytes)?;
         count("q", self.q.len(), self.head_dim)?;
         let residual = self.use_qjl != 0;
-        let keys = polar_rows(spec, &self.k_blocks, self.head_dim, self.n_rows, residual)?;
+        let keys = polar_rows(
+            spec,
+            Domain::Original,
+            &self.k_blocks,
+            self.head_dim,
+            self.n_rows,
+            residual,
+        )?;
         let scores = keys.iter().map(|k| dot(&self.q, k)).collect();
         let codec = match residual {
             true => "q4_polar with the residual bit",
@@ -267,21 +274,20 @@ impl PolarPreht {
     fn check(&self) -> Result<Reading, Error> {
         let spec = polar(self.block_bytes)?;
         count("hq", self.hq.len(), self.head_dim)?;
-        let rows =
-            |blocks, residual| polar_rows(spec, blocks, self.head_dim, self.n_rows, residual);
-        let keys = [
-            rows(&self.k_blocks, false)?,
-            rows(&self.k_blocks_qjl, true)?,
-        ];
-        // H is symmetric and H H = 128, so that H hq / 128 is the raw query again.
-        let mut q = self.hq.clone();
-        q.chunks_exact_mut(spec.block_len).for_each(hadamard);
-        q.iter_mut().for_each(|v| *v *= self.hadamard_inv_scale);
-        let scores = keys
-            .iter()
-            .flat_map(Array::iter)
-            .map(|k| dot(&q, k))
-            .collect();
+        // The query comes with the butterfly only, the coded domain has it orthonormal.
+        let scale = self.hadamard_inv_scale.sqrt();
+        let mut scores = vec![];
+        for (blocks, residual) in [(&self.k_blocks, false), (&self.k_blocks_qjl, true)] {
+            let coded = polar_rows(
+                spec,
+                Domain::Rotated,
+                blocks,
+                self.head_dim,
+                self.n_rows,
+                residual,
+            )?;
+            scores.extend(coded.iter().map(|k| scale * dot(&self.hq, k)));
+        }
         let expected = [&self.expected_scores[..], &self.expected_scores_qjl].concat();
         compare(
             "q4_polar without and with the residual bit",
@@ -319,7 +325,14 @@ impl Fused {
                 n_rows,
             )?;
             let v = if v_format == "q4_polar" {
-                polar_rows(v_spec, &case.v_blocks, self.head_dim, n_rows, residual)?
+                polar_rows(
+                    v_spec,
+                    Domain::Original,
+                    &case.v_blocks,
+                    self.head_dim,
+                    n_rows,
+                    residual,
+                )?
             } else {
                 keys(
                     v_spec,
@@ -391,17 +404,19 @@ fn keys(
     Ok(rows)
 }
 
+/// The same of q4_polar, with the residual bit or without it.
 fn polar_rows(
     spec: &FormatSpec,
+    domain: Domain,
     blocks: &[u8],
     head_dim: usize,
     n_rows: usize,
     residual: bool,
 ) -> Result<Array, Error> {
     if !residual {
-        return keys(spec, Domain::Original, blocks, head_dim, n_rows);
+        return keys(spec, domain, blocks, head_dim, n_rows);
     }
-    let rows = rows::decode_residual(spec, blocks, head_dim)?;
+    let rows = rows::decode_residual(spec, domain, blocks, head_dim)?;
     count("rows of blocks", rows.rows(), n_rows)?;
     Ok(rows)
 }
@@ -421,7 +436,7 @@ fn qjl(head_dim: usize, proj_dim: usize, block_bytes: usize) -> Result<&'static 
 
 /// Values of a sketch of a vector of `head_dim` values.
 fn sketch_len(spec: &FormatSpec, head_dim: usize) -> usize {
-    head_dim / spec.block_len * rows::coded_len(spec)
+    head_dim / spec.block_len * spec.len_in(Domain::Rotated)
 }
 
 /// Query heads for one kv head.
@@ -443,20 +458,6 @@ fn count(what: &str, found: usize, expected: usize) -> Result<(), Error> {
         format!("{what}: {expected}"),
         found.to_string(),
     ))
-}
-
-/// The butterfly of a block, without a scale.
-fn hadamard(x: &mut [f64]) {
-    let mut half = 1;
-    while half < x.len() {
-        for pair in x.chunks_exact_mut(2 * half) {
-            let (low, high) = pair.split_at_mut(half);
-            for (a, b) in low.iter_mut().zip(high) {
-                (*a, *b) = (*a + *b, *a - *b);
-            }
-        }
-        half *= 2;
-    }
 }
 
 fn dot(a: &[f64], b: &[f32]) -> f64 {

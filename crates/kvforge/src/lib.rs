@@ -11,6 +11,19 @@
 //!
 //! Everything here runs the reference codecs of [`kvforge_formats`]; it measures
 //! formats, not kernels. Libraries return values: only the command prints.
+//!
+//! ```
+//! use kvforge::npy::Array;
+//! use kvforge::rows::{self, Encoder};
+//!
+//! let keys = Array::new(128, vec![0.25; 3 * 128])?;
+//! let queries = Array::new(128, vec![1.0; 2 * 128])?;
+//! let format = rows::format("tbq4_0")?;
+//! let bytes = rows::encode(format, Encoder::Best, &keys)?;
+//! let scores = rows::score(format, &queries, &bytes, false)?;
+//! assert_eq!((scores.rows(), scores.cols()), (2, 3));
+//! # Ok::<(), kvforge::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod capture;

@@ -210,22 +210,6 @@ mod tests {
         Peer::by_name(name).unwrap()
     }
 
-    fn gaussian(n: usize) -> Vec<f32> {
-        let mut state = 1u64;
-        let mut uniform = || {
-            state = state
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            ((state >> 40) as f64 + 0.5) / (1u64 << 24) as f64
-        };
-        // Box and Muller, one of the two.
-        (0..n)
-            .map(|_| {
-                ((-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos()) as f32
-            })
-            .collect()
-    }
-
     fn relative_mse(peer: &Peer, x: &[f32], head_dim: usize, role: Role) -> f64 {
         let mut y = x.to_vec();
         peer.simulate(&mut y, head_dim, role);
@@ -275,31 +259,6 @@ mod tests {
             let mut zero = [0.0; 64];
             peer.simulate(&mut zero, 64, Role::K);
             assert_eq!(zero, [0.0; 64], "{}", peer.name);
-        }
-    }
-
-    /// The step is the largest of 32 magnitudes over 127 for q8_0; the others as measured
-    /// elsewhere on Gaussian values.
-    #[test]
-    fn gaussian_errors() {
-        let x = gaussian(1 << 17);
-        let squares = x
-            .as_chunks::<BLOCK>()
-            .0
-            .iter()
-            .map(|b| (extreme(b) as f64).powi(2));
-        let step = squares.sum::<f64>() / (x.len() / BLOCK) as f64 / (127.0 * 127.0);
-        for (name, expected) in [
-            ("q8_0", step / 12.0),
-            ("q4_0", 0.0074),
-            ("q4_0_rot", 0.0074),
-            ("iq4_nl", 0.0058),
-        ] {
-            let found = relative_mse(peer(name), &x, 128, Role::K);
-            assert!(
-                (found / expected - 1.0).abs() < 0.05,
-                "{name}: {found}, {expected}"
-            );
         }
     }
 

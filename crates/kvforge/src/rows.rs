@@ -5,7 +5,8 @@
 //! without a gap. The bytes hold no shape, so that a reader has to know both the
 //! format and the head size.
 
-use kvforge_formats::{CodecError, Domain, FORMATS, FormatSpec, by_name};
+use kvforge_formats::q4_polar::{self, Residual};
+use kvforge_formats::{CodecError, Domain, Encode, FORMATS, FormatSpec, by_name};
 use rayon::prelude::*;
 
 use crate::Error;
@@ -20,18 +21,11 @@ pub enum Encoder {
     Best,
 }
 
-/// Encoder of one row, as in [`FormatSpec::encode`].
-type Encode = fn(&[f32], &mut [u8]) -> Result<(), CodecError>;
-
 fn encoder(spec: &FormatSpec, encoder: Encoder) -> Encode {
     match encoder {
-        Encoder::Reference | Encoder::Best => spec.encode,
+        Encoder::Reference => spec.encode,
+        Encoder::Best => spec.encode_best,
     }
-}
-
-/// Values of a block in the coded domain.
-pub(crate) fn coded_len(spec: &FormatSpec) -> usize {
-    spec.block_len
 }
 
 /// The format called `name`.
@@ -66,7 +60,7 @@ pub fn encode(spec: &FormatSpec, which: Encoder, x: &Array) -> Result<Vec<u8>, E
 }
 
 /// Decodes rows of `head_dim` values into `[rows, head_dim]`, or into
-/// `[rows, head_dim / block_len * coded_len]` in [`Domain::Rotated`].
+/// `[rows, head_dim / block_len * len_in(Rotated)]` in [`Domain::Rotated`].
 ///
 /// # Errors
 /// [`Error::Mismatch`] if the bytes are not whole rows.
@@ -76,11 +70,7 @@ pub fn decode(
     bytes: &[u8],
     head_dim: usize,
 ) -> Result<Array, Error> {
-    let cols = match domain {
-        Domain::Original => head_dim,
-        Domain::Rotated => head_dim / spec.block_len * coded_len(spec),
-    };
-    decode_with(spec, bytes, head_dim, cols, |bytes, x| {
+    decode_with(spec, domain, bytes, head_dim, |bytes, x| {
         (spec.decode)(bytes, x, domain)
     })
 }
@@ -94,7 +84,7 @@ pub fn decode(
 ///
 /// # Errors
 /// [`Error::Mismatch`] if the bytes are not whole rows of the queries' length,
-/// there is no row, or the format has no residual.
+/// there is no row, a query is not finite, or the format has no residual.
 pub fn score(
     spec: &FormatSpec,
     queries: &Array,
@@ -102,8 +92,14 @@ pub fn score(
     residual: bool,
 ) -> Result<Array, Error> {
     let head_dim = queries.cols();
+    if let Some(i) = queries.data().iter().position(|v| !v.is_finite()) {
+        return Err(Error::mismatch(
+            "finite queries",
+            format!("{} in query {}", queries.data()[i], i / head_dim),
+        ));
+    }
     let rows = if residual {
-        decode_residual(spec, bytes, head_dim)?
+        decode_residual(spec, Domain::Original, bytes, head_dim)?
     } else {
         decode(spec, Domain::Original, bytes, head_dim)?
     };
@@ -115,23 +111,29 @@ pub fn score(
     Array::new(rows.rows(), scores)
 }
 
-/// [`decode`] in the original domain with the residual bit of `q4_polar`.
+/// [`decode`] with the residual bit of `q4_polar`.
 pub(crate) fn decode_residual(
     spec: &FormatSpec,
+    domain: Domain,
     bytes: &[u8],
     head_dim: usize,
 ) -> Result<Array, Error> {
-    Err(Error::mismatch(
-        "q4_polar, the only format with a residual bit",
-        format!("{} ({} bytes, {head_dim})", spec.name, bytes.len()),
-    ))
+    if *spec != q4_polar::SPEC {
+        return Err(Error::mismatch(
+            "q4_polar, the only format with a residual bit",
+            spec.name,
+        ));
+    }
+    decode_with(spec, domain, bytes, head_dim, |bytes, x| {
+        q4_polar::decode(bytes, x, domain, Residual::Added)
+    })
 }
 
 fn decode_with(
     spec: &FormatSpec,
+    domain: Domain,
     bytes: &[u8],
     head_dim: usize,
-    cols: usize,
     decode: impl Fn(&[u8], &mut [f32]) -> Result<(), CodecError> + Sync,
 ) -> Result<Array, Error> {
     let row_bytes = row_bytes(spec, head_dim)?;
@@ -144,6 +146,7 @@ fn decode_with(
             format!("{} bytes", bytes.len()),
         ));
     }
+    let cols = head_dim / spec.block_len * spec.len_in(domain);
     let mut x = vec![0.0; bytes.len() / row_bytes * cols];
     let rows = x
         .par_chunks_exact_mut(cols)

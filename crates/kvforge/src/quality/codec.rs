@@ -1,8 +1,8 @@
-use kvforge_formats::{Domain, FORMATS, FormatSpec, by_name};
+use kvforge_formats::{Domain, FORMATS, FormatSpec, Role, by_name};
 
 use crate::Error;
 use crate::npy::Array;
-use crate::peers::{PEERS, Peer, Role};
+use crate::peers::{self, PEERS, Peer};
 use crate::rows::{self, Encoder};
 
 /// Something that codes and decodes vectors: a format of ours or a peer.
@@ -42,11 +42,10 @@ impl Codec {
         }
     }
 
-    /// Whether it can hold values: a sketch estimates scores, and decodes to nothing that
-    /// could be mixed.
+    /// Whether what it decodes to can be mixed, and not only scored.
     pub fn holds_v(&self) -> bool {
         match self {
-            Codec::Format(spec, _) => rows::coded_len(spec) == spec.block_len,
+            Codec::Format(spec, _) => spec.role != Role::Keys,
             Codec::Peer(_) => true,
         }
     }
@@ -67,7 +66,12 @@ impl Codec {
 
     /// Codes and decodes the vectors of `head_dim` values in `x`, which
     /// [`fits`](Codec::fits), in place.
-    pub fn simulate(&self, x: &mut Vec<f32>, head_dim: usize, role: Role) -> Result<(), Error> {
+    pub fn simulate(
+        &self,
+        x: &mut Vec<f32>,
+        head_dim: usize,
+        role: peers::Role,
+    ) -> Result<(), Error> {
         match self {
             Codec::Peer(peer) => peer.simulate(x, head_dim, role),
             Codec::Format(spec, encoder) => {

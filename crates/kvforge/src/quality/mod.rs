@@ -26,7 +26,8 @@ use codec::Codec;
 pub use codec::names;
 
 use crate::Error;
-use crate::capture::Capture;
+use crate::capture::{Capture, Layer};
+use crate::peers::Role;
 use crate::rows::Encoder;
 use attention::{Exact, Sums};
 
@@ -208,7 +209,7 @@ struct Head<'a> {
 impl<'a> Head<'a> {
     fn new(
         capture: &'a Capture,
-        layer: &'a crate::capture::Layer,
+        layer: &'a Layer,
         index: usize,
         center: Center,
     ) -> Result<Head<'a>, Error> {
@@ -252,15 +253,11 @@ impl<'a> Head<'a> {
         codec.fits(self.head_dim)?;
         let mut k = self.k.to_vec();
         self.shift(&mut k, |k, c| k - c);
-        codec
-            .simulate(&mut k, self.head_dim, crate::peers::Role::K)
-            .map_err(at)?;
+        codec.simulate(&mut k, self.head_dim, Role::K).map_err(at)?;
         self.shift(&mut k, |k, c| k + c);
         let v = if codec.holds_v() {
             let mut v = self.v.to_vec();
-            codec
-                .simulate(&mut v, self.head_dim, crate::peers::Role::V)
-                .map_err(at)?;
+            codec.simulate(&mut v, self.head_dim, Role::V).map_err(at)?;
             Some(v)
         } else {
             None
