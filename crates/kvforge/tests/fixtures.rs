@@ -139,7 +139,7 @@ fn qjl() {
 
 fn hadamard(x: &[f64]) -> Vec<f64> {
     let sign = |i: usize, j: usize| {
-        if (i & j).count_ones() % 2 == 0 {
+        if (i & j).count_ones().is_multiple_of(2) {
             1.0
         } else {
             -1.0
