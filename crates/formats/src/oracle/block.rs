@@ -1,6 +1,7 @@
 use std::sync::{Arc, Mutex};
 use std::{vec, vec::Vec};
 
+use super::attention::dot;
 use super::half::from_half;
 use super::projection::projection;
 use crate::{Code, FormatSpec, Packing, Rotation, Transform, q4_polar};
@@ -65,7 +66,6 @@ pub fn rotate(spec: &FormatSpec, x: &[f64]) -> Vec<f64> {
     let n = spec.block_len;
     assert_eq!(x.len() % n, 0, "not a whole number of blocks");
     let matrix = matrix(spec);
-    let dot = |x: &[f64], row: &[f64]| row.iter().zip(x).map(|(a, b)| a * b).sum();
     let blocks = x.chunks(n);
     let rotated = blocks.flat_map(|x| matrix.chunks(n).map(move |row| dot(x, row)));
     rotated.collect()

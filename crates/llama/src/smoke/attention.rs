@@ -162,6 +162,8 @@ pub(crate) fn flash_attn(machine: &Machine, tally: &mut Tally<'_>) {
         let plain = inputs.uncompressed();
         let exact = oracle::attention(&plain);
         let predicted = predict::squared_error(&plain, tally.mse_of(case.k), tally.mse_of(case.v));
+        // What the oracle makes of the cache; the bytes should not depend on threads.
+        let mut decoded: Option<(Problem, Vec<f64>)> = None;
         for threads in machine.threads {
             let name = format!("{}, {threads} threads", case.name());
             let found = match run(machine, tally, &inputs, &name, threads) {
@@ -174,11 +176,20 @@ pub(crate) fn flash_attn(machine: &Machine, tally: &mut Tally<'_>) {
             tally.count(&name, &found.counters, &expected(tally, &case));
 
             let scale = largest_visible(&found.v, case.head_dim, &inputs.cells);
-            let decoded = inputs.problem(found.k, found.v);
+            let problem = inputs.problem(found.k, found.v);
+            let same = |known: &Problem| {
+                let (a, b) = (&known.segments[0], &problem.segments[0]);
+                a.k == b.k && a.v == b.v
+            };
+            let wanted = match decoded.take().filter(|(known, _)| same(known)) {
+                Some((_, wanted)) => wanted,
+                None => oracle::attention(&problem),
+            };
             let mut worst = 0.0;
-            for (out, want) in found.out.iter().zip(oracle::attention(&decoded)) {
+            for (out, want) in found.out.iter().zip(&wanted) {
                 worst = larger(worst, (f64::from(*out) - want).abs() / scale);
             }
+            decoded = Some((problem, wanted));
             let tolerance = tally.format.tolerance.attention;
             tally.measure(&name, Against::Decoded, worst, 0.0, tolerance);
 
