@@ -262,7 +262,9 @@ impl Found {
     }
 
     fn wide(&self) -> Result<&PathBuf> {
-        self.wide.as_ref().context("there is no model with wide heads")
+        self.wide
+            .as_ref()
+            .context("there is no model with wide heads")
     }
 
     fn bench<'a>(&'a self, workshop: &Workshop, tree: &'a Tree) -> Result<Bench<'a>> {
@@ -380,9 +382,7 @@ fn backend_ops(log: &Log, tree: &Tree) -> Result<Checked> {
             );
         }
         for op in OPS_REQUIRED {
-            let ran = |line: &&str| {
-                line.trim_start().starts_with(op) && line.contains(format.name)
-            };
+            let ran = |line: &&str| line.trim_start().starts_with(op) && line.contains(format.name);
             if !printed
                 .stdout
                 .lines()
@@ -391,11 +391,7 @@ fn backend_ops(log: &Log, tree: &Tree) -> Result<Checked> {
                 bail!("no case of {op}...) on {} ran", format.name);
             }
         }
-        let required = |case: &&String| {
-            OPS_REQUIRED
-                .iter()
-                .any(|op| case.starts_with(op))
-        };
+        let required = |case: &&String| OPS_REQUIRED.iter().any(|op| case.starts_with(op));
         not_run.extend(
             cases
                 .unsupported

@@ -133,12 +133,7 @@ pub fn write_residual(y: &[f32; BLOCK], codes: &[u8; BLOCK], block: &mut [u8]) {
     write_residual_with(Scalar::of(&SPEC).codebook, y, codes, block);
 }
 
-fn write_residual_with(
-    codebook: &[f32],
-    y: &[f32; BLOCK],
-    codes: &[u8; BLOCK],
-    block: &mut [u8],
-) {
+fn write_residual_with(codebook: &[f32], y: &[f32; BLOCK], codes: &[u8; BLOCK], block: &mut [u8]) {
     let along = y
         .iter()
         .zip(codes)
