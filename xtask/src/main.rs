@@ -52,7 +52,7 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
-    /// Download the llama.cpp tree and the model, and check them
+    /// Download the llama.cpp tree and the models, and check them
     Fetch {
         /// Folder that they go into [default: target/kvforge]
         #[arg(long, value_name = "D")]
@@ -85,7 +85,9 @@ fn run(chore: Chore) -> Result<bool> {
                 "{}",
                 fetch::tree(&workshop, &log, &workshop.path("llama.cpp"))?
             );
-            println!("{}", fetch::model(&workshop, &log)?.1);
+            for model in [fetch::SMALL, fetch::WIDE] {
+                println!("{}", fetch::model(&workshop, &log, &model)?.1);
+            }
         }
         Chore::Tidy => println!("{} files are tidy", tidy::check()?),
     }

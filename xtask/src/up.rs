@@ -47,7 +47,7 @@ pub fn run(workshop: Workshop) -> Result<()> {
     up.end(&fetch::tree(&up.workshop, &log, &tree.root)?);
 
     let log = up.begin("model")?;
-    let (model, done) = fetch::model(&up.workshop, &log)?;
+    let (model, done) = fetch::model(&up.workshop, &log, &fetch::SMALL)?;
     up.end(&done);
 
     let log = up.begin("kvforge ship")?;

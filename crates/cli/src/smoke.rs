@@ -32,9 +32,10 @@ pub struct Args {
     /// Build folder [default: build-kvforge in the tree]
     #[arg(long, value_name = "DIR")]
     build_dir: Option<PathBuf>,
-    /// GGUF model to generate text with, to see that llama.cpp takes the route by itself
+    /// GGUF model to generate text with, to see that llama.cpp takes the route by itself;
+    /// may be given more than once, for types that need other head sizes
     #[arg(long, value_name = "GGUF")]
-    model: Option<PathBuf>,
+    model: Vec<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -77,7 +78,7 @@ pub fn run(args: Args) -> Result<Outcome> {
 fn run_here(args: Args, trace: OsString) -> Result<Outcome> {
     let options = SmokeOptions {
         build_dir: args.build_dir,
-        model: args.model,
+        models: args.model,
         command: env::args().collect::<Vec<_>>().join(" "),
         trace: Some(trace.into()),
     };

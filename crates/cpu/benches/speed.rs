@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use kvforge_cpu::attention::{Attention, Mask, MaskType, Segment, attend, attend_scratch};
 use kvforge_cpu::view::{Rows, RowsMut, Shape};
-use kvforge_cpu::{CacheType, Isa, decode, dot, encode};
-use kvforge_formats::{Domain, FORMATS, f32_to_f16};
+use kvforge_cpu::{CacheType, Encoder, Isa, decode, dot, encode};
+use kvforge_formats::{Domain, FORMATS, f32_to_f16, q4_polar};
 
 fn main() {
     let wanted: Vec<String> = std::env::args()
@@ -74,17 +74,25 @@ fn codecs(isa: Isa, wanted: &dyn Fn(&str) -> bool) {
         let kind = CacheType::Format(spec);
         let row_bytes = spec.row_bytes(LEN).expect("whole blocks");
         let mut bytes = cache(kind, ROWS, 1, LEN);
-        report("encode", &mut || {
-            for (x, bytes) in x.chunks(LEN).zip(bytes.chunks_mut(row_bytes)) {
-                encode(spec, isa, x, bytes, 0).expect("finite values");
-            }
-        });
+        for encoder in Encoder::ALL {
+            let op = match encoder {
+                Encoder::Reference => "encode",
+                Encoder::Best => "encode best",
+            };
+            report(op, &mut || {
+                for (x, bytes) in x.chunks(LEN).zip(bytes.chunks_mut(row_bytes)) {
+                    encode(spec, isa, encoder, x, bytes, 0).expect("finite values");
+                }
+            });
+        }
         for (op, domain) in [
             ("decode", Domain::Original),
             ("decode rotated", Domain::Rotated),
         ] {
+            let len = LEN / spec.block_len * spec.len_in(domain);
+            y.resize(ROWS * len, 0.0);
             report(op, &mut || {
-                for (bytes, y) in bytes.chunks(row_bytes).zip(y.chunks_mut(LEN)) {
+                for (bytes, y) in bytes.chunks(row_bytes).zip(y.chunks_mut(len)) {
                     decode(kind, isa, domain, bytes, y, 0).expect("whole blocks");
                 }
             });
@@ -203,6 +211,7 @@ fn name(kind: CacheType) -> &'static str {
         CacheType::F16 => "f16",
         CacheType::Q8_0 => "q8_0",
         CacheType::Format(spec) => spec.name,
+        CacheType::PolarResidual => "q4_polar with residual",
     }
 }
 
@@ -227,9 +236,11 @@ fn cache(kind: CacheType, n_kv: usize, heads: usize, dim: usize) -> Vec<u8> {
             .collect(),
         CacheType::Format(spec) => {
             let mut bytes = vec![0; spec.row_bytes(x.len()).expect("whole blocks")];
-            encode(spec, Isa::best(), &x, &mut bytes, 0).expect("finite values");
+            let isa = Isa::best();
+            encode(spec, isa, Encoder::Reference, &x, &mut bytes, 0).expect("finite values");
             bytes
         }
+        CacheType::PolarResidual => cache(CacheType::Format(&q4_polar::SPEC), n_kv, heads, dim),
     }
 }
 

@@ -1,8 +1,31 @@
 //! Rows of fp32 into blocks and back.
 
-use kvforge_formats::{CodecError, Domain, FormatSpec};
+use kvforge_formats::{CodecError, Domain, Encode, FormatSpec};
 
 use crate::{CacheType, Error, Isa, scalar};
+
+/// Which of a format's encoders writes a row. Every decoder reads both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Encoder {
+    /// The public encoder's bytes ([`FormatSpec::encode`]).
+    #[default]
+    Reference,
+    /// The bytes with the smaller error ([`FormatSpec::encode_best`]).
+    Best,
+}
+
+impl Encoder {
+    /// Both.
+    pub const ALL: [Encoder; 2] = [Encoder::Reference, Encoder::Best];
+
+    /// The reference codec's function for it.
+    pub(crate) const fn of(self, spec: &FormatSpec) -> Encode {
+        match self {
+            Encoder::Reference => spec.encode,
+            Encoder::Best => spec.encode_best,
+        }
+    }
+}
 
 /// Encodes a row: `x.len()` values, a multiple of the block length, into
 /// exactly their bytes. The same bytes on every instruction set.
@@ -16,17 +39,23 @@ use crate::{CacheType, Error, Isa, scalar};
 pub fn encode(
     spec: &'static FormatSpec,
     isa: Isa,
+    encoder: Encoder,
     x: &[f32],
     bytes: &mut [u8],
     slot: u32,
 ) -> Result<(), Error> {
-    check_bytes(CacheType::Format(spec), x.len(), bytes.len())?;
+    check_bytes(
+        CacheType::Format(spec),
+        Domain::Original,
+        x.len(),
+        bytes.len(),
+    )?;
     match isa {
-        Isa::Scalar => Ok(scalar::codec::encode(spec, x, bytes, slot)?),
+        Isa::Scalar => Ok(scalar::codec::encode(spec, encoder, x, bytes, slot)?),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => {
             let isa = crate::isa::Avx2::detect().ok_or(Error::Unsupported)?;
-            crate::avx2::encode(isa, spec, x, bytes, slot)
+            crate::avx2::encode(isa, spec, encoder, x, bytes, slot)
         }
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 => Err(Error::Unsupported),
@@ -34,7 +63,8 @@ pub fn encode(
 }
 
 /// Decodes a row into `domain`, which only means something to formats that
-/// rotate. The same values on every instruction set.
+/// transform; `x` has as many values as the row has there
+/// ([`CacheType::len_in`]). The same values on every instruction set.
 ///
 /// Counts the blocks of kvforge's formats under `slot`.
 ///
@@ -49,7 +79,7 @@ pub fn decode(
     x: &mut [f32],
     slot: u32,
 ) -> Result<(), Error> {
-    check_bytes(kind, x.len(), bytes.len())?;
+    check_bytes(kind, domain, x.len(), bytes.len())?;
     match isa {
         Isa::Scalar => scalar::codec::decode(kind, domain, bytes, x, slot),
         #[cfg(target_arch = "x86_64")]
@@ -77,7 +107,12 @@ pub fn dot(
     q: &[f32],
     slot: u32,
 ) -> Result<f32, Error> {
-    check_bytes(CacheType::Format(spec), q.len(), bytes.len())?;
+    check_bytes(
+        CacheType::Format(spec),
+        Domain::Original,
+        q.len(),
+        bytes.len(),
+    )?;
     match isa {
         Isa::Scalar => Ok(scalar::codec::dot(spec, bytes, q, slot)?),
         #[cfg(target_arch = "x86_64")]
@@ -100,6 +135,7 @@ pub fn poison(spec: &'static FormatSpec, bytes: &mut [u8]) -> Result<(), Error> 
     let blocks = bytes.len() / spec.block_bytes;
     check_bytes(
         CacheType::Format(spec),
+        Domain::Original,
         blocks * spec.block_len,
         bytes.len(),
     )?;
@@ -108,10 +144,10 @@ pub fn poison(spec: &'static FormatSpec, bytes: &mut [u8]) -> Result<(), Error> 
     Ok(())
 }
 
-fn check_bytes(kind: CacheType, n: usize, found: usize) -> Result<(), CodecError> {
-    let expected = kind.row_bytes(n).ok_or(CodecError::RowLength {
+fn check_bytes(kind: CacheType, domain: Domain, n: usize, found: usize) -> Result<(), CodecError> {
+    let expected = kind.row_bytes_in(domain, n).ok_or(CodecError::RowLength {
         found: n,
-        block_len: kind.block_len(),
+        block_len: kind.len_in(domain),
     })?;
     if found != expected {
         return Err(CodecError::ByteLength { found, expected });

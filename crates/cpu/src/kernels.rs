@@ -88,11 +88,11 @@ pub(crate) struct Softmax {
 pub(crate) trait Kernels: Copy {
     const ISA: Isa;
 
-    /// Decodes keys of `dim` values, still rotated, into columns:
-    /// `tile[d * TILE + t]` is value `d` of key `t`. Columns up to the next
-    /// multiple of [`LINE`] are filled with something. The tile has room for
-    /// `dim` rounded up to a multiple of 8.
-    fn keys(self, kind: CacheType, keys: Span<'_>, dim: usize, tile: &mut [f32]);
+    /// Decodes keys, still transformed, into columns: `tile[d * TILE + t]` is
+    /// coded value `d` of key `t`. Columns up to the next multiple of [`LINE`] are
+    /// filled with something. The tile has room for a key's coded values,
+    /// rounded up to a multiple of 8.
+    fn keys(self, kind: CacheType, keys: Span<'_>, tile: &mut [f32]);
 
     /// Decodes values, still rotated, into rows: `tile[t * pitch + d]` is value
     /// `d` of token `t`, zero from the row's length up to `pitch`. A token whose

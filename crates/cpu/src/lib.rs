@@ -33,7 +33,7 @@ mod scalar;
 pub mod view;
 
 pub use cache_type::CacheType;
-pub use codec::{decode, dot, encode, poison};
+pub use codec::{Encoder, decode, dot, encode, poison};
 pub use error::Error;
 pub use isa::Isa;
-pub use names::{Op, kernel_name};
+pub use names::{Op, kernel_isa, kernel_name};

@@ -77,14 +77,38 @@ const fn name(a: &str, b: &str, c: &str) -> [u8; NAME] {
     out
 }
 
-/// Name of a kernel, such as `tbq4_0/attend/avx2`. `None` if this build has no such
+/// The instruction set of the kernel that serves an operation when `isa` is asked
+/// for, and under which it is counted: where no one has written a codec of a format
+/// for `isa`, the reference codec serves.
+pub fn kernel_isa(spec: &FormatSpec, op: Op, isa: Isa) -> Isa {
+    match op {
+        // Engines over whatever decodes the tiles.
+        Op::Score | Op::Attend => isa,
+        Op::Encode | Op::Decode | Op::Dot if has_codec(spec, isa) => isa,
+        Op::Encode | Op::Decode | Op::Dot => Isa::Scalar,
+    }
+}
+
+fn has_codec(spec: &FormatSpec, isa: Isa) -> bool {
+    match isa {
+        Isa::Scalar => true,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => crate::avx2::has_codec(spec),
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 => false,
+    }
+}
+
+/// Name of the kernel that serves an operation when `isa` is asked for, such as
+/// `tbq4_0/attend/avx2`; see [`kernel_isa`]. `None` if this build has no such
 /// kernel: for formats not in [`FORMATS`], and instruction sets of other machines.
 pub fn kernel_name(spec: &FormatSpec, op: Op, isa: Isa) -> Option<&'static CStr> {
     if isa == Isa::Avx2 && !cfg!(target_arch = "x86_64") {
         return None;
     }
     let format = FORMATS.iter().position(|f| **f == *spec)?;
-    let bytes = NAMES.get(format)?.get(op as usize)?.get(isa as usize)?;
+    let bytes = NAMES.get(format)?.get(op as usize)?;
+    let bytes = bytes.get(kernel_isa(spec, op, isa) as usize)?;
     CStr::from_bytes_until_nul(bytes).ok()
 }
 

@@ -11,7 +11,7 @@ pub enum CodecError {
         /// Index of the first such value in the row.
         index: usize,
     },
-    /// The block's scale rounds to infinity in fp16: it is 65520 or more.
+    /// The block's scale rounds to infinity as it is stored: in fp16 from 65520 on.
     ScaleOverflow {
         /// Index of the block in the row.
         block: usize,
@@ -41,7 +41,7 @@ impl fmt::Display for CodecError {
             ),
             CodecError::ScaleOverflow { block } => write!(
                 f,
-                "the scale of block {block} is too large for fp16 (at most 65504); scale the row down"
+                "the scale of block {block} is too large to be stored (fp16 ends at 65504); scale the row down"
             ),
             CodecError::RowLength { found, block_len } => write!(
                 f,

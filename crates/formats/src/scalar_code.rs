@@ -126,18 +126,19 @@ pub(crate) fn encode_best<const N: usize>(
     })
 }
 
-/// Scales that [`fit`] tries, as factors on the reciprocal of the RMS: from 1.25
-/// times the RMS down to 0.8 times, in even steps of the scale. Nine of them take
-/// all but 1 % of what a dense search would gain.
+/// Scales that [`fit`] tries, as factors on the reciprocal of the RMS: from 0.75
+/// times the RMS to 1.25 times, in even steps. The middle one is the scale of the
+/// reference encoders, so that no block comes out worse than theirs. Nine of them
+/// take all but 1 % of what a dense search would gain.
 pub const SCALES: [f32; 9] = [
-    1.0 / 0.8,
-    1.0 / 0.85625,
-    1.0 / 0.9125,
-    1.0 / 0.96875,
-    1.0 / 1.025,
-    1.0 / 1.08125,
-    1.0 / 1.1375,
-    1.0 / 1.19375,
+    1.0 / 0.75,
+    1.0 / 0.8125,
+    1.0 / 0.875,
+    1.0 / 0.9375,
+    1.0,
+    1.0 / 1.0625,
+    1.0 / 1.125,
+    1.0 / 1.1875,
     1.0 / 1.25,
 ];
 

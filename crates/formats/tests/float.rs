@@ -1,7 +1,7 @@
 //! The scalar conversions against `half`, `std` and the oracle's definitions.
 
 use half::f16;
-use kvforge_formats::{f16_to_f32, f32_to_f16, oracle, sqrt_f32};
+use kvforge_formats::{f16_to_f32, f32_to_f16, oracle, sqrt_f32, sqrt_f64};
 
 #[test]
 fn every_f16_widens() {
@@ -151,12 +151,49 @@ fn square_roots_of_every_mantissa() {
     }
 }
 
-/// The same 32-bit numbers on every run (splitmix64).
+/// Of numbers that are zero or normal: a sum of squares of fp32 numbers is no other.
+#[test]
+fn double_square_roots_are_those_of_the_machine() {
+    let special = [
+        0.0,
+        f64::MIN_POSITIVE,
+        f64::MAX,
+        f64::INFINITY,
+        // The least and the greatest sum of squares of a block.
+        f64::from(f32::from_bits(1)).powi(2),
+        f64::from(f32::MAX).powi(2) * 128.0,
+    ];
+    let powers = (1..2047u64).map(|exponent| exponent << 52);
+    // Perfect squares of 26 bits, and products that are nearly squares of more.
+    let squares = random_wide_bits().take(200_000).flat_map(|bits| {
+        let (short, long) = ((bits >> 38) as f64, (bits >> 11) as f64);
+        [short * short, long * long]
+    });
+    let random = random_wide_bits().map(|bits| bits & !(1 << 63));
+    let bits = special.map(f64::to_bits).into_iter();
+    let bits = bits.chain(powers).chain(squares.map(f64::to_bits));
+    for bits in bits.chain(random.take(1_000_000)) {
+        for bits in [bits.saturating_sub(1), bits, bits + 1] {
+            let x = f64::from_bits(bits);
+            if x == 0.0 || x.is_normal() || x.is_infinite() {
+                assert_eq!(sqrt_f64(x).to_bits(), x.sqrt().to_bits(), "{x:e}");
+            }
+        }
+    }
+    assert!(sqrt_f64(f64::NAN).is_nan());
+}
+
+/// The same 32-bit numbers on every run.
 fn random_bits() -> impl Iterator<Item = u32> {
+    random_wide_bits().map(|z| z as u32)
+}
+
+/// The same 64-bit numbers on every run (splitmix64).
+fn random_wide_bits() -> impl Iterator<Item = u64> {
     (1u64..).map(|i| {
         let z = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) as u32
+        z ^ z >> 31
     })
 }

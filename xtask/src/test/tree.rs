@@ -24,15 +24,23 @@ const SHIP: &str = "ship and unship";
 pub const BUILD: &str = "build";
 
 /// Operations of test-backend-ops that may see our types.
-const OPS: &str = "GET_ROWS,SET_ROWS,CPY,FLASH_ATTN_EXT,MUL_MAT,MUL_MAT_ID,OUT_PROD";
-/// Those of them that must work on every one of our types.
-const OPS_REQUIRED: [&str; 4] = ["GET_ROWS", "SET_ROWS", "CPY", "FLASH_ATTN_EXT"];
+const OPS: &str = "GET_ROWS,SET_ROWS,CPY,FLASH_ATTN_EXT,MUL_MAT,MUL_MAT_ID,OUT_PROD,\
+                   ATTN_SCORE_TBQ,ATTN_SCORE_QJL,ATTN_SCORE_POLAR";
+/// How the cases begin that must work on every one of our types.
+const OPS_REQUIRED: [&str; 5] = [
+    "GET_ROWS(",
+    "SET_ROWS(",
+    "CPY(",
+    "FLASH_ATTN_EXT(",
+    "ATTN_SCORE_",
+];
 
 /// What steps hand to later steps.
 #[derive(Default)]
 struct Found {
     kvforge: Option<Kvforge>,
     model: Option<PathBuf>,
+    wide: Option<PathBuf>,
     pristine: Option<Digest>,
 }
 
@@ -65,11 +73,12 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
                 fetch::remove_folder(&tree.root)?;
             }
             fetch::tree(workshop, log, &tree.root)?;
-            found.model = Some(fetch::model(workshop, log)?.0);
+            found.model = Some(fetch::model(workshop, log, &fetch::SMALL)?.0);
+            found.wide = Some(fetch::model(workshop, log, &fetch::WIDE)?.0);
             if !reuse {
                 found.pristine = Some(Digest::of(&tree.root)?);
             }
-            Ok(Checked::new(2, "downloads with the right SHA-256"))
+            Ok(Checked::new(3, "downloads with the right SHA-256"))
         },
     );
     if !reuse {
@@ -131,7 +140,9 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
             let printed = log.run(
                 smoke
                     .args(["--backend", "cpu", "--model"])
-                    .arg(found.model()?),
+                    .arg(found.model()?)
+                    .arg("--model")
+                    .arg(found.wide()?),
             )?;
             let line = printed
                 .log
@@ -250,6 +261,10 @@ impl Found {
         self.model.as_ref().context("there is no model")
     }
 
+    fn wide(&self) -> Result<&PathBuf> {
+        self.wide.as_ref().context("there is no model with wide heads")
+    }
+
     fn bench<'a>(&'a self, workshop: &Workshop, tree: &'a Tree) -> Result<Bench<'a>> {
         Ok(Bench {
             tree,
@@ -366,20 +381,20 @@ fn backend_ops(log: &Log, tree: &Tree) -> Result<Checked> {
         }
         for op in OPS_REQUIRED {
             let ran = |line: &&str| {
-                line.trim_start().starts_with(&format!("{op}(")) && line.contains(format.name)
+                line.trim_start().starts_with(op) && line.contains(format.name)
             };
             if !printed
                 .stdout
                 .lines()
                 .any(|line| ran(&line) && line.contains("OK"))
             {
-                bail!("no case of {op} on {} ran", format.name);
+                bail!("no case of {op}...) on {} ran", format.name);
             }
         }
         let required = |case: &&String| {
             OPS_REQUIRED
                 .iter()
-                .any(|op| case.starts_with(&format!("{op}(")))
+                .any(|op| case.starts_with(op))
         };
         not_run.extend(
             cases
@@ -395,7 +410,8 @@ fn backend_ops(log: &Log, tree: &Tree) -> Result<Checked> {
 
 /// The formats that fit the small model's heads.
 pub fn fitting() -> Vec<&'static FormatSpec> {
-    let fits = |format: &&FormatSpec| MODEL_HEAD.is_multiple_of(format.block_len);
+    let head = fetch::SMALL.head;
+    let fits = |format: &&FormatSpec| head.is_multiple_of(format.block_len);
     cache_formats().filter(fits).collect()
 }
 

@@ -3,12 +3,12 @@
 //! A block of query rows goes through the keys once, a tile at a time; every tile
 //! of K and V is decoded once for all rows. Scores are a matrix product of
 //! queries and decoded keys, outputs one of softmax weights and decoded values,
-//! with the running maximum of online softmax in between. Rotations are
-//! orthogonal and act on queries and outputs: keys and values stay as stored.
+//! with the running maximum of online softmax in between. Transforms act on
+//! queries and rotations on outputs: keys and values stay as stored.
 
 use core::ops::Range;
 
-use kvforge_formats::Rotation;
+use kvforge_formats::{PROJECTION, Rotation, Transform};
 
 use super::scratch::{Plan, Scratch};
 use super::{Attention, Mask, Segment, count_rows};
@@ -27,8 +27,8 @@ pub(super) struct Block<'a, 's, K> {
     q: Range<usize>,
     rows: usize,
     scratch: Scratch<'s>,
-    /// Rotation that the queries in scratch are under; `None` if there are none.
-    q_rotation: Option<Option<Rotation>>,
+    /// Transform that the queries in scratch are under; `None` if there are none.
+    q_transform: Option<Option<Transform>>,
     /// Rotation that the accumulators are under.
     acc_rotation: Option<Rotation>,
 }
@@ -78,7 +78,7 @@ impl<'a, 's, K: Kernels> Block<'a, 's, K> {
             q,
             rows,
             scratch,
-            q_rotation: None,
+            q_transform: None,
             acc_rotation: None,
         })
     }
@@ -88,7 +88,7 @@ impl<'a, 's, K: Kernels> Block<'a, 's, K> {
         if kv.is_empty() {
             return Ok(());
         }
-        self.turn_queries(segment.k_type.rotation())?;
+        self.turn_queries(segment.k_type.transform())?;
         self.turn_acc(segment.v_type.rotation());
         let mut start = kv.start;
         while start < kv.end {
@@ -99,9 +99,9 @@ impl<'a, 's, K: Kernels> Block<'a, 's, K> {
         Ok(())
     }
 
-    /// Brings the queries into scratch: scaled, and rotated as keys are.
-    fn turn_queries(&mut self, rotation: Option<Rotation>) -> Result<(), Error> {
-        if self.q_rotation == Some(rotation) {
+    /// Brings the queries into scratch: scaled, and transformed as keys are.
+    fn turn_queries(&mut self, transform: Option<Transform>) -> Result<(), Error> {
+        if self.q_transform == Some(transform) {
             return Ok(());
         }
         load_queries(
@@ -112,11 +112,11 @@ impl<'a, 's, K: Kernels> Block<'a, 's, K> {
             self.plan.q_pitch,
             self.scratch.q,
         )?;
-        if let Some(rotation) = rotation {
-            // Rotated types have heads of whole blocks, so rows are not padded.
-            self.k.rotate(rotation, self.scratch.q);
+        if let Some(transform) = transform {
+            let dim = self.a.head_dim_k;
+            transform_queries(self.k, transform, dim, self.plan.q_pitch, self.scratch.q);
         }
-        self.q_rotation = Some(rotation);
+        self.q_transform = Some(transform);
         Ok(())
     }
 
@@ -125,7 +125,7 @@ impl<'a, 's, K: Kernels> Block<'a, 's, K> {
         if self.acc_rotation == rotation {
             return;
         }
-        // As for queries: rows of rotated types are not padded.
+        // Rotated types have heads of whole blocks, so rows are not padded.
         if let Some(old) = self.acc_rotation {
             self.k.unrotate(old, self.scratch.acc);
         }
@@ -152,12 +152,12 @@ impl<'a, 's, K: Kernels> Block<'a, 's, K> {
 
     /// Scores of every row and key.
     fn score(&mut self, kind: CacheType, keys: Span<'_>) {
-        let dim = self.a.head_dim_k;
-        self.k.keys(kind, keys, dim, self.scratch.keys);
+        self.k.keys(kind, keys, self.scratch.keys);
         self.k.matmul(Product {
             rows: self.rows,
             cols: keys.len().next_multiple_of(LINE),
-            depth: dim,
+            // The pitch has been found to hold it.
+            depth: kind.coded_len(self.a.head_dim_k).unwrap_or(0),
             a: self.scratch.q,
             a_pitch: self.plan.q_pitch,
             b: self.scratch.keys,
@@ -357,6 +357,48 @@ pub(super) fn load_queries(
         }
     }
     Ok(())
+}
+
+/// Transforms queries of `dim` values, a whole number of blocks, in rows of `pitch`
+/// floats that have room for the coded values.
+pub(super) fn transform_queries<K: Kernels>(
+    k: K,
+    transform: Transform,
+    dim: usize,
+    pitch: usize,
+    q: &mut [f32],
+) {
+    /// Queries that go through the projection together.
+    const ROWS: usize = 6;
+    const INPUTS: usize = PROJECTION.len();
+    const OUTPUTS: usize = PROJECTION[0].len();
+    match transform {
+        // Where rows are longer, whole blocks of zeros stay zeros.
+        Transform::Rotation(rotation) => k.rotate(rotation, q),
+        Transform::Sketch => {
+            for rows in q.chunks_mut(ROWS * pitch) {
+                // From the last block on, since coded blocks are the longer ones.
+                for block in (0..dim / INPUTS).rev() {
+                    let mut x = [[0.0; INPUTS]; ROWS];
+                    for (x, row) in x.iter_mut().zip(rows.chunks(pitch)) {
+                        x.copy_from_slice(&row[block * INPUTS..][..INPUTS]);
+                    }
+                    k.matmul(Product {
+                        rows: rows.len() / pitch,
+                        cols: OUTPUTS,
+                        depth: INPUTS,
+                        a: x.as_flattened(),
+                        a_pitch: INPUTS,
+                        b: PROJECTION.as_flattened(),
+                        b_pitch: OUTPUTS,
+                        c: &mut rows[block * OUTPUTS..],
+                        c_pitch: pitch,
+                        add: false,
+                    });
+                }
+            }
+        }
+    }
 }
 
 /// Elements `kv` of a mask row.

@@ -127,6 +127,14 @@ impl Attention<'_> {
             }
         }
         for s in self.segments {
+            if s.k_type.format().is_some_and(|spec| !spec.holds_keys()) {
+                return Err(Error::Shape("keys are of a type that only old files hold"));
+            }
+            if s.v_type.format().is_some_and(|spec| !spec.holds_values()) {
+                return Err(Error::Shape(
+                    "values are of a type that holds none: it is for keys or for old files only",
+                ));
+            }
             check_kernel(s.k_type, Op::Attend, self.isa)?;
             check_kernel(s.v_type, Op::Attend, self.isa)?;
             check_rows(
@@ -240,7 +248,7 @@ use with_kernels;
 /// [`Error::Shape`] if those do not fit together.
 pub fn attend_scratch(a: &Attention<'_>, n_q: usize) -> Result<usize, Error> {
     a.check_heads()?;
-    Plan::of(a)?.floats(n_q)
+    Plan::of_any(a)?.floats(n_q)
 }
 
 /// Attention of the query heads of one kv head at the positions `q`, over all
@@ -369,7 +377,10 @@ pub fn merge(
 /// Counts finished rows under every format among the segments.
 fn count_rows<K: Kernels>(_: K, a: &Attention<'_>, rows: usize) {
     for spec in FORMATS {
-        let used = |s: &Segment<'_>| [s.k_type, s.v_type].contains(&CacheType::Format(spec));
+        let used = |s: &Segment<'_>| {
+            let formats = [s.k_type.format(), s.v_type.format()];
+            formats.contains(&Some(*spec))
+        };
         if a.segments.iter().any(used) {
             counters::add(spec, Op::Attend, K::ISA, a.slot, rows);
         }

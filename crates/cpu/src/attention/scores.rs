@@ -2,7 +2,9 @@
 
 use core::ops::Range;
 
-use super::engine::load_queries;
+use kvforge_formats::Domain;
+
+use super::engine::{load_queries, transform_queries};
 use super::scratch::{Plan, Scratch};
 use super::{check_heads, check_kernel, check_rows, with_kernels};
 use crate::kernels::{Kernels, LINE, Product, TILE};
@@ -22,8 +24,15 @@ pub struct Scores<'a> {
     pub n_q: usize,
     /// Keys.
     pub n_kv: usize,
-    /// fp32 queries, `[n_q, n_heads, head_dim]`.
+    /// fp32 queries, `[n_q, n_heads, head_dim]`; if they are of the rotated domain,
+    /// as many values as a key has there.
     pub q: Rows<'a>,
+    /// Whether queries are as the model has them, or what
+    /// [`Transform::forward`](kvforge_formats::Transform::forward) of the keys'
+    /// format has made of them.
+    pub q_domain: Domain,
+    /// Factor on every dot product.
+    pub scale: f32,
     /// Type of the keys.
     pub k_type: CacheType,
     /// `[n_kv, n_kv_heads, head_dim]`.
@@ -40,14 +49,24 @@ impl Scores<'_> {
         if self.head_dim == 0 {
             return Err(Error::Shape("a head has no values"));
         }
-        Plan::new(self.n_heads / self.n_kv_heads, self.head_dim, 0)
+        let group = self.n_heads / self.n_kv_heads;
+        Plan::new(group, self.head_dim, [self.k_type].into_iter(), 0)
+    }
+
+    /// Coded values of a key; the plan has found them countable.
+    fn coded_len(&self) -> usize {
+        self.k_type.coded_len(self.head_dim).unwrap_or(0)
     }
 
     fn check(&self, out: Shape) -> Result<(), Error> {
         let (q, k, dim) = (self.q.shape(), self.k.shape(), self.head_dim);
         check_kernel(self.k_type, Op::Score, self.isa)?;
-        check_rows(q, self.n_q, self.n_heads, CacheType::F32, dim)?;
         check_rows(k, self.n_kv, self.n_kv_heads, self.k_type, dim)?;
+        let q_len = match self.q_domain {
+            Domain::Original => dim,
+            Domain::Rotated => self.coded_len(),
+        };
+        check_rows(q, self.n_q, self.n_heads, CacheType::F32, q_len)?;
         check_rows(out, self.n_q, self.n_heads, CacheType::F32, self.n_kv)
     }
 }
@@ -61,7 +80,7 @@ pub fn score_scratch(s: &Scores<'_>) -> Result<usize, Error> {
     s.plan()?.floats(s.n_q)
 }
 
-/// Every query head times every key of its kv head, neither scaled nor masked:
+/// Every query head times every key of its kv head, scaled, not masked:
 /// `out` is `[n_q, n_heads, n_kv]` of fp32. Each key is decoded once for a block
 /// of queries of all its heads.
 ///
@@ -94,9 +113,10 @@ fn block<K: Kernels>(
     let rows = q.len() * plan.group;
     let heads = kv_head * plan.group..(kv_head + 1) * plan.group;
     let scratch = Scratch::cut(plan, rows, memory)?;
-    load_queries(s.q, 1.0, heads.clone(), q.clone(), plan.q_pitch, scratch.q)?;
-    if let Some(rotation) = s.k_type.rotation() {
-        k.rotate(rotation, scratch.q);
+    let pitch = plan.q_pitch;
+    load_queries(s.q, s.scale, heads.clone(), q.clone(), pitch, scratch.q)?;
+    if let (Domain::Original, Some(transform)) = (s.q_domain, s.k_type.transform()) {
+        transform_queries(k, transform, s.head_dim, pitch, scratch.q);
     }
     let mut start = 0;
     while start < s.n_kv {
@@ -104,13 +124,13 @@ fn block<K: Kernels>(
         let keys =
             s.k.span(kv_head, start..end)
                 .ok_or(Error::Shape("no such keys"))?;
-        k.keys(s.k_type, keys, s.head_dim, scratch.keys);
+        k.keys(s.k_type, keys, scratch.keys);
         k.matmul(Product {
             rows,
             cols: (end - start).next_multiple_of(LINE),
-            depth: s.head_dim,
+            depth: s.coded_len(),
             a: scratch.q,
-            a_pitch: plan.q_pitch,
+            a_pitch: pitch,
             b: scratch.keys,
             b_pitch: TILE,
             c: scratch.scores,

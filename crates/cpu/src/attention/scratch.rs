@@ -2,9 +2,11 @@
 
 use core::ops::Range;
 
+use kvforge_formats::FORMATS;
+
 use super::Attention;
-use crate::Error;
 use crate::kernels::{LINE, TILE};
+use crate::{CacheType, Error};
 
 /// Query rows that a decoded tile is shared by, where there are as many: enough
 /// to make decoding cheap, few enough to stay in a second-level cache.
@@ -30,22 +32,38 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// For these keys and values.
     pub(super) fn of(a: &Attention<'_>) -> Result<Plan, Error> {
-        Plan::new(a.group(), a.head_dim_k, a.head_dim_v)
+        let keys = a.segments.iter().map(|s| s.k_type);
+        Plan::new(a.group(), a.head_dim_k, keys, a.head_dim_v)
     }
 
-    /// `v_dim` is 0 where there are only scores.
-    pub(super) fn new(group: usize, k_dim: usize, v_dim: usize) -> Result<Plan, Error> {
-        let pad = |dim: usize| {
-            dim.checked_next_multiple_of(LINE)
-                .ok_or(Error::Shape("a head is too long"))
-        };
+    /// For keys of any type.
+    pub(super) fn of_any(a: &Attention<'_>) -> Result<Plan, Error> {
+        let keys = FORMATS.iter().map(|&spec| CacheType::Format(spec));
+        Plan::new(a.group(), a.head_dim_k, keys, a.head_dim_v)
+    }
+
+    /// `v_dim` is 0 where there are only scores. Types that have no heads of
+    /// `k_dim` values do not matter.
+    pub(super) fn new(
+        group: usize,
+        k_dim: usize,
+        keys: impl Iterator<Item = CacheType>,
+        v_dim: usize,
+    ) -> Result<Plan, Error> {
+        let too_long = Error::Shape("a head is too long");
+        let pad = |dim: usize| dim.checked_next_multiple_of(LINE).ok_or(too_long);
+        let mut coded = k_dim;
+        for kind in keys.filter(|kind| k_dim.is_multiple_of(kind.block_len())) {
+            coded = coded.max(kind.coded_len(k_dim).ok_or(too_long)?);
+        }
         Ok(Plan {
             group,
             positions: (ROWS / group).max(1),
-            q_pitch: pad(k_dim)?,
+            q_pitch: pad(coded)?,
             v_pitch: pad(v_dim)?,
-            key_rows: pad(k_dim)?,
+            key_rows: pad(coded)?,
         })
     }
 

@@ -3,13 +3,13 @@
 use core::arch::x86_64::*;
 use core::array;
 
-use kvforge_formats::{CodecError, Domain};
+use kvforge_formats::{CodecError, Domain, SCALES};
 
 use super::lanes::{self, BLOCK, Lanes};
 use super::layout::{Codebook, Layout};
 use crate::kernels::{LINE, TILE};
 use crate::view::Span;
-use crate::{Isa, Op, counters};
+use crate::{Encoder, Isa, Op, counters};
 
 /// Entries of the largest codebook.
 const MAX_CODES: usize = 16;
@@ -19,18 +19,23 @@ const F16_EXPONENT: u16 = 0x7c00;
 
 /// `x` and `bytes` hold the same number of whole blocks.
 #[target_feature(enable = "avx2,f16c")]
-pub(super) fn encode<F: Layout>(x: &[f32], bytes: &mut [u8], slot: u32) -> Result<(), CodecError> {
+pub(super) fn encode<F: Layout>(
+    encoder: Encoder,
+    x: &[f32],
+    bytes: &mut [u8],
+    slot: u32,
+) -> Result<(), CodecError> {
     let x = x.as_chunks::<BLOCK>().0;
     let mut written = 0;
     for (x, out) in x.chunks(8).zip(F::blocks_mut(bytes).chunks_mut(8)) {
         let done = match x.as_array() {
-            Some(x) => encode_eight::<F>(x, out),
+            Some(x) => encode_eight::<F>(encoder, x, out),
             None => {
                 let mut padded = [[0.0; BLOCK]; 8];
                 for (padded, x) in padded.iter_mut().zip(x) {
                     *padded = *x;
                 }
-                encode_eight::<F>(&padded, out)
+                encode_eight::<F>(encoder, &padded, out)
             }
         };
         written += done;
@@ -55,15 +60,14 @@ pub(super) fn encode<F: Layout>(x: &[f32], bytes: &mut [u8], slot: u32) -> Resul
 /// most `out.len()` blocks and returns how many. The operations, their order
 /// and their rounding are the reference's; so no fused multiply-add here.
 #[target_feature(enable = "avx2,f16c")]
-fn encode_eight<F: Layout>(x: &[[f32; BLOCK]; 8], out: &mut [F::Block]) -> usize {
+fn encode_eight<F: Layout>(encoder: Encoder, x: &[[f32; BLOCK]; 8], out: &mut [F::Block]) -> usize {
     let mut r = lanes::gather(x);
-    lanes::rotate(F::SPEC.rotation, &mut r);
-
-    let mut sum = _mm256_setzero_ps();
-    for r in &r {
-        sum = _mm256_add_ps(sum, _mm256_mul_ps(*r, *r));
-    }
-    let scale = _mm256_sqrt_ps(_mm256_div_ps(sum, _mm256_set1_ps(BLOCK as f32)));
+    lanes::rotate(F::NEGATIVE, &mut r);
+    let mut codes = [_mm256_setzero_si256(); BLOCK];
+    let scale = match encoder {
+        Encoder::Reference => code_by_rms::<F>(&r, &mut codes),
+        Encoder::Best => fit::<F>(&mut r, &mut codes),
+    };
     let mut stored = [0u16; 8];
     // SAFETY: writes the 16 bytes of `stored`; the store needs no alignment.
     unsafe {
@@ -76,15 +80,6 @@ fn encode_eight<F: Layout>(x: &[[f32; BLOCK]; 8], out: &mut [F::Block]) -> usize
         .iter()
         .take_while(|s| **s & F16_EXPONENT != F16_EXPONENT)
         .count();
-
-    // A block of zeros has all codes 0.
-    let coded = _mm256_cmp_ps::<_CMP_NEQ_UQ>(scale, _mm256_setzero_ps());
-    let inverse = _mm256_div_ps(_mm256_set1_ps(1.0), scale);
-    let mut codes = [_mm256_setzero_si256(); BLOCK];
-    for (code, r) in codes.iter_mut().zip(&r) {
-        let nearest = nearest::<F>(_mm256_mul_ps(*r, inverse));
-        *code = _mm256_and_si256(nearest, _mm256_castps_si256(coded));
-    }
     let writable = good.min(out.len());
     if let Some(out) = out.get_mut(..writable) {
         // SAFETY: this function has AVX2.
@@ -93,13 +88,109 @@ fn encode_eight<F: Layout>(x: &[[f32; BLOCK]; 8], out: &mut [F::Block]) -> usize
     writable
 }
 
+/// The reference encoder's scale, the RMS, and codes.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn code_by_rms<F: Layout>(r: &Lanes, codes: &mut [__m256i; BLOCK]) -> __m256 {
+    let mut sum = _mm256_setzero_ps();
+    for r in r {
+        sum = _mm256_add_ps(sum, _mm256_mul_ps(*r, *r));
+    }
+    let scale = root_mean(sum);
+    // A block of zeros has all codes 0.
+    let coded = _mm256_cmp_ps::<_CMP_NEQ_UQ>(scale, _mm256_setzero_ps());
+    let inverse = _mm256_div_ps(_mm256_set1_ps(1.0), scale);
+    for (code, r) in codes.iter_mut().zip(r) {
+        let nearest = nearest::<F>(_mm256_mul_ps(*r, inverse));
+        *code = _mm256_and_si256(nearest, _mm256_castps_si256(coded));
+    }
+    scale
+}
+
+/// The best encoder's scale and codes, which the formats' `fit` describes: eight
+/// blocks go through it together.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn fit<F: Layout>(r: &mut Lanes, codes: &mut [__m256i; BLOCK]) -> __m256 {
+    let zero = _mm256_setzero_ps();
+    let mut squares = [zero; STRANDS];
+    for (i, r) in r.iter().enumerate() {
+        squares[i % STRANDS] = _mm256_add_ps(squares[i % STRANDS], _mm256_mul_ps(*r, *r));
+    }
+    let rms = root_mean(total(squares));
+    let coded = _mm256_cmp_ps::<_CMP_NEQ_UQ>(rms, zero);
+    let inverse = _mm256_div_ps(_mm256_set1_ps(1.0), rms);
+    for r in r.iter_mut() {
+        *r = _mm256_mul_ps(*r, inverse);
+    }
+    // The error is least where along^2 / square is largest.
+    let (mut best, mut along, mut square) = (zero, zero, _mm256_set1_ps(1.0));
+    for factor in SCALES {
+        let (a, s) = products::<F>(r, _mm256_set1_ps(factor));
+        let gain = _mm256_div_ps(_mm256_mul_ps(a, a), s);
+        let better = _mm256_cmp_ps::<_CMP_GT_OQ>(gain, best);
+        best = _mm256_blendv_ps(best, gain, better);
+        along = _mm256_blendv_ps(along, a, better);
+        square = _mm256_blendv_ps(square, s, better);
+    }
+    let factor = _mm256_div_ps(square, along);
+    let (along, square) = products::<F>(r, factor);
+    for (code, r) in codes.iter_mut().zip(r) {
+        let nearest = nearest::<F>(_mm256_mul_ps(*r, factor));
+        *code = _mm256_and_si256(nearest, _mm256_castps_si256(coded));
+    }
+    let scale = _mm256_mul_ps(rms, _mm256_div_ps(along, square));
+    _mm256_and_ps(scale, coded)
+}
+
+/// What least squares needs of the codes that a factor gives: the entries' product
+/// with the values, and with themselves.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn products<F: Layout>(r: &Lanes, factor: __m256) -> (__m256, __m256) {
+    let codebook = Codebook::of::<F>();
+    let mut along = [_mm256_setzero_ps(); STRANDS];
+    let mut square = along;
+    for (i, r) in r.iter().enumerate() {
+        let entry = codebook.look_up::<F>(nearest::<F>(_mm256_mul_ps(*r, factor)));
+        let i = i % STRANDS;
+        along[i] = _mm256_add_ps(along[i], _mm256_mul_ps(*r, entry));
+        square[i] = _mm256_add_ps(square[i], _mm256_mul_ps(entry, entry));
+    }
+    (total(along), total(square))
+}
+
+/// Strands of the best encoders' sums: term `i` goes into strand `i % 8`.
+const STRANDS: usize = 8;
+
+/// Strands into their sum, in the formats' order.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn total(s: [__m256; STRANDS]) -> __m256 {
+    let add = |a, b| _mm256_add_ps(a, b);
+    let s = [
+        add(s[0], s[4]),
+        add(s[1], s[5]),
+        add(s[2], s[6]),
+        add(s[3], s[7]),
+    ];
+    add(add(s[0], s[2]), add(s[1], s[3]))
+}
+
+/// Root of the mean of a block's squares.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn root_mean(sum: __m256) -> __m256 {
+    _mm256_sqrt_ps(_mm256_div_ps(sum, _mm256_set1_ps(BLOCK as f32)))
+}
+
 /// Code of the codebook entry nearest to `x`, as the reference finds it: how many
 /// thresholds are below `x`.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn nearest<F: Layout>(x: __m256) -> __m256i {
     let mut code = _mm256_setzero_si256();
-    for threshold in &const { thresholds(F::SPEC.codebook) }[..F::SPEC.codebook.len() - 1] {
+    for threshold in &const { thresholds(F::CODEBOOK) }[..F::CODEBOOK.len() - 1] {
         // All ones, that is -1, where `x` is above.
         let above = _mm256_cmp_ps::<_CMP_GT_OQ>(x, _mm256_set1_ps(*threshold));
         code = _mm256_sub_epi32(code, _mm256_castps_si256(above));
@@ -198,7 +289,7 @@ pub(super) fn dot<F: Layout>(bytes: &[u8], q: &[f32], slot: u32) -> f32 {
             *padded = *q;
         }
         let mut q = lanes::gather(&padded);
-        lanes::rotate(F::SPEC.rotation, &mut q);
+        lanes::rotate(F::NEGATIVE, &mut q);
         let mut part = _mm256_setzero_ps();
         decode_lanes::<F>(Codebook::of::<F>(), fill_up(blocks), |i, k| {
             part = _mm256_fmadd_ps(q[i], k, part);
@@ -254,12 +345,12 @@ fn scales<F: Layout>(blocks: [&F::Block; 8]) -> __m256 {
 #[target_feature(enable = "avx2,f16c")]
 fn decode_original<F: Layout>(blocks: [&F::Block; 8]) -> Lanes {
     let mut lanes = [_mm256_setzero_ps(); BLOCK];
-    decode_lanes::<F>(Codebook::of::<F>(), blocks, |i, v| lanes[i] = v);
-    lanes::unrotate(F::SPEC.rotation, &mut lanes);
-    let coded = _mm256_cmp_ps::<_CMP_NEQ_UQ>(scales::<F>(blocks), _mm256_setzero_ps());
-    for v in &mut lanes {
-        *v = _mm256_and_ps(*v, coded);
-    }
+    // The reference's zeros are positive before they are turned: add one.
+    let zero = _mm256_setzero_ps();
+    decode_lanes::<F>(Codebook::of::<F>(), blocks, |i, v| {
+        lanes[i] = _mm256_add_ps(v, zero);
+    });
+    lanes::unrotate(F::NEGATIVE, &mut lanes);
     lanes
 }
 

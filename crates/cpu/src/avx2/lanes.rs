@@ -4,8 +4,6 @@
 use core::arch::x86_64::*;
 use core::f32::consts::FRAC_1_SQRT_2;
 
-use kvforge_formats::Rotation;
-
 use crate::view::Span;
 
 /// Values in a block.
@@ -99,8 +97,7 @@ pub(super) fn scatter(lanes: &Lanes, blocks: &mut [[f32; BLOCK]; 8]) {
 /// Rotates all eight blocks, every operation as the reference does it.
 #[target_feature(enable = "avx2")]
 #[inline]
-pub(super) fn rotate(rotation: Rotation, x: &mut Lanes) {
-    let Rotation::SignedHadamard32 { negative } = rotation;
+pub(super) fn rotate(negative: u32, x: &mut Lanes) {
     flip_signs(negative, x);
     hadamard(x);
 }
@@ -108,8 +105,7 @@ pub(super) fn rotate(rotation: Rotation, x: &mut Lanes) {
 /// The inverse of [`rotate`].
 #[target_feature(enable = "avx2")]
 #[inline]
-pub(super) fn unrotate(rotation: Rotation, x: &mut Lanes) {
-    let Rotation::SignedHadamard32 { negative } = rotation;
+pub(super) fn unrotate(negative: u32, x: &mut Lanes) {
     hadamard(x);
     flip_signs(negative, x);
 }
@@ -162,17 +158,17 @@ fn butterfly(a: __m256, b: __m256) -> (__m256, __m256) {
 /// Rotates (`forward`) or un-rotates rows in memory, eight blocks at a time; a
 /// last group is filled up with zero blocks, which stay outside.
 #[target_feature(enable = "avx2")]
-pub(super) fn turn(rotation: Rotation, forward: bool, x: &mut [[f32; BLOCK]]) {
+pub(super) fn turn(negative: u32, forward: bool, x: &mut [[f32; BLOCK]]) {
     let (groups, rest) = x.as_chunks_mut();
     for blocks in groups {
-        turn_eight(rotation, forward, blocks);
+        turn_eight(negative, forward, blocks);
     }
     if !rest.is_empty() {
         let mut blocks = [[0.0; BLOCK]; 8];
         for (block, x) in blocks.iter_mut().zip(rest.iter()) {
             *block = *x;
         }
-        turn_eight(rotation, forward, &mut blocks);
+        turn_eight(negative, forward, &mut blocks);
         for (x, block) in rest.iter_mut().zip(blocks) {
             *x = block;
         }
@@ -180,12 +176,12 @@ pub(super) fn turn(rotation: Rotation, forward: bool, x: &mut [[f32; BLOCK]]) {
 }
 
 #[target_feature(enable = "avx2")]
-fn turn_eight(rotation: Rotation, forward: bool, blocks: &mut [[f32; BLOCK]; 8]) {
+fn turn_eight(negative: u32, forward: bool, blocks: &mut [[f32; BLOCK]; 8]) {
     let mut lanes = gather(blocks);
     if forward {
-        rotate(rotation, &mut lanes);
+        rotate(negative, &mut lanes);
     } else {
-        unrotate(rotation, &mut lanes);
+        unrotate(negative, &mut lanes);
     }
     scatter(&lanes, blocks);
 }

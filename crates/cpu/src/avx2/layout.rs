@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::*;
 
-use kvforge_formats::FormatSpec;
+use kvforge_formats::{Code, FormatSpec, Rotation, Transform};
 
 use super::lanes::{BLOCK, load};
 
@@ -14,6 +14,18 @@ use super::lanes::{BLOCK, load};
 pub(super) trait Layout {
     /// The format.
     const SPEC: &'static FormatSpec;
+
+    /// Its reconstruction values.
+    const CODEBOOK: &'static [f32] = match Self::SPEC.code {
+        Code::Scalar { codebook, .. } => codebook,
+        _ => panic!("the lanes are written for scalar codes"),
+    };
+
+    /// The signs of its rotation.
+    const NEGATIVE: u32 = match Self::SPEC.transform {
+        Transform::Rotation(Rotation::SignedHadamard32 { negative }) => negative,
+        _ => panic!("the lanes are written for a rotation of 32 values"),
+    };
 
     /// The bytes of a block.
     type Block: Copy;
@@ -60,10 +72,10 @@ impl Codebook {
     #[inline]
     pub(super) fn of<F: Layout>() -> Codebook {
         const {
-            let n = F::SPEC.codebook.len();
+            let n = F::CODEBOOK.len();
             assert!(n == 8 || n == 16, "look-ups are written for 3 and 4 bits");
         }
-        let entries = F::SPEC.codebook.as_chunks().0;
+        let entries = F::CODEBOOK.as_chunks().0;
         Codebook {
             low: load(&entries[0]),
             high: load(&entries[entries.len() - 1]),
@@ -76,7 +88,7 @@ impl Codebook {
     pub(super) fn look_up<F: Layout>(self, codes: __m256i) -> __m256 {
         // vpermps looks at the three low bits.
         let low = _mm256_permutevar8x32_ps(self.low, codes);
-        if const { F::SPEC.codebook.len() == 8 } {
+        if const { F::CODEBOOK.len() == 8 } {
             return low;
         }
         let high = _mm256_permutevar8x32_ps(self.high, codes);

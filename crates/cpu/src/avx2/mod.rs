@@ -13,24 +13,28 @@ mod softmax;
 mod tbq3_0;
 mod tbq4_0;
 
-use kvforge_formats::{Domain, FORMATS, FormatSpec, Rotation};
+use kvforge_formats::{Domain, FormatSpec, Rotation};
 
 use crate::isa::Avx2;
 use crate::kernels::{Kernels, MaskType, Product, Softmax, TILE, Terms};
 use crate::view::Span;
-use crate::{CacheType, Error, Isa};
+use crate::{CacheType, Encoder, Error, Isa, scalar};
 
-// Every format needs an arm in `for_layout`.
-const _: () = assert!(FORMATS.len() == 2);
-
-/// Evaluates `$call` with `$F` standing for the layout of a format, `$otherwise`
-/// for a format that has none.
-macro_rules! for_layout {
-    ($spec:expr, $F:ident => $call:expr, $otherwise:expr) => {
+/// Evaluates `$call` with `$codec` standing for the module that serves a format and
+/// `$F` for what it needs to know of it; `$otherwise` for a format that no one has
+/// written kernels for: the reference codec serves it.
+macro_rules! for_format {
+    ($spec:expr, $codec:ident, $F:ident => $call:expr, $otherwise:expr) => {
         if *$spec == kvforge_formats::tbq3_0::SPEC {
+            #[allow(unused_imports, reason = "some only ask whether there is one")]
+            use codec as $codec;
+            #[allow(dead_code, reason = "as above")]
             type $F = tbq3_0::Tbq3_0;
             $call
         } else if *$spec == kvforge_formats::tbq4_0::SPEC {
+            #[allow(unused_imports, reason = "some only ask whether there is one")]
+            use codec as $codec;
+            #[allow(dead_code, reason = "as above")]
             type $F = tbq4_0::Tbq4_0;
             $call
         } else {
@@ -39,16 +43,27 @@ macro_rules! for_layout {
     };
 }
 
+/// Whether a format has an own codec here.
+pub(crate) fn has_codec(spec: &FormatSpec) -> bool {
+    for_format!(spec, codec, F => true, false)
+}
+
 /// As [`crate::encode`], lengths checked.
 pub(crate) fn encode(
     _: Avx2,
     spec: &FormatSpec,
+    encoder: Encoder,
     x: &[f32],
     bytes: &mut [u8],
     slot: u32,
 ) -> Result<(), Error> {
-    // SAFETY: the token proves AVX2, FMA and F16C.
-    for_layout!(spec, F => Ok(unsafe { codec::encode::<F>(x, bytes, slot) }?), Err(Error::Unsupported))
+    let result = for_format!(
+        spec,
+        // SAFETY: the token proves AVX2, FMA and F16C.
+        codec, F => unsafe { codec::encode::<F>(encoder, x, bytes, slot) },
+        scalar::codec::encode(spec, encoder, x, bytes, slot)
+    );
+    Ok(result?)
 }
 
 /// As [`crate::decode`], lengths checked.
@@ -68,11 +83,13 @@ pub(crate) fn decode(
         CacheType::F16 => unsafe { plain::decode::<plain::F16>(bytes, x) },
         // SAFETY: see above.
         CacheType::Q8_0 => unsafe { plain::decode::<plain::Q8_0>(bytes, x) },
-        CacheType::Format(spec) => {
+        CacheType::PolarResidual => scalar::codec::decode(kind, domain, bytes, x, slot)?,
+        CacheType::Format(spec) => for_format!(
+            spec,
             // SAFETY: see above.
-            for_layout!(spec, F => unsafe { codec::decode::<F>(domain, bytes, x, slot) },
-                return Err(Error::Unsupported))
-        }
+            codec, F => unsafe { codec::decode::<F>(domain, bytes, x, slot) },
+            scalar::codec::decode(kind, domain, bytes, x, slot)?
+        ),
     }
     Ok(())
 }
@@ -85,8 +102,12 @@ pub(crate) fn dot(
     q: &[f32],
     slot: u32,
 ) -> Result<f32, Error> {
-    // SAFETY: the token proves AVX2, FMA and F16C.
-    for_layout!(spec, F => Ok(unsafe { codec::dot::<F>(bytes, q, slot) }), Err(Error::Unsupported))
+    for_format!(
+        spec,
+        // SAFETY: the token proves AVX2, FMA and F16C.
+        codec, F => Ok(unsafe { codec::dot::<F>(bytes, q, slot) }),
+        Ok(scalar::codec::dot(spec, bytes, q, slot)?)
+    )
 }
 
 // SAFETY of every `unsafe` block below: `self` proves AVX2, FMA and F16C, which
@@ -94,19 +115,20 @@ pub(crate) fn dot(
 impl Kernels for Avx2 {
     const ISA: Isa = Isa::Avx2;
 
-    fn keys(self, kind: CacheType, keys: Span<'_>, dim: usize, tile: &mut [f32]) {
+    fn keys(self, kind: CacheType, keys: Span<'_>, tile: &mut [f32]) {
         match kind {
             // SAFETY: see above.
-            CacheType::F32 => unsafe { plain::keys::<plain::F32>(keys, dim, tile) },
+            CacheType::F32 => unsafe { plain::keys::<plain::F32>(keys, tile) },
             // SAFETY: see above.
-            CacheType::F16 => unsafe { plain::keys::<plain::F16>(keys, dim, tile) },
+            CacheType::F16 => unsafe { plain::keys::<plain::F16>(keys, tile) },
             // SAFETY: see above.
-            CacheType::Q8_0 => unsafe { plain::keys::<plain::Q8_0>(keys, dim, tile) },
-            CacheType::Format(spec) => for_layout!(
+            CacheType::Q8_0 => unsafe { plain::keys::<plain::Q8_0>(keys, tile) },
+            CacheType::PolarResidual => scalar::Scalar.keys(kind, keys, tile),
+            CacheType::Format(spec) => for_format!(
                 spec,
                 // SAFETY: see above.
-                F => unsafe { codec::keys::<F>(keys, tile) },
-                tile.fill(f32::NAN)
+                codec, F => unsafe { codec::keys::<F>(keys, tile) },
+                scalar::Scalar.keys(kind, keys, tile)
             ),
         }
     }
@@ -119,11 +141,12 @@ impl Kernels for Avx2 {
             CacheType::F16 => unsafe { plain::values::<plain::F16>(values, seen, tile, pitch) },
             // SAFETY: see above.
             CacheType::Q8_0 => unsafe { plain::values::<plain::Q8_0>(values, seen, tile, pitch) },
-            CacheType::Format(spec) => for_layout!(
+            CacheType::PolarResidual => scalar::Scalar.values(kind, values, seen, tile, pitch),
+            CacheType::Format(spec) => for_format!(
                 spec,
                 // SAFETY: see above.
-                F => unsafe { codec::values::<F>(values, seen, tile, pitch) },
-                tile.fill(f32::NAN)
+                codec, F => unsafe { codec::values::<F>(values, seen, tile, pitch) },
+                scalar::Scalar.values(kind, values, seen, tile, pitch)
             ),
         }
     }
@@ -138,13 +161,23 @@ impl Kernels for Avx2 {
     }
 
     fn rotate(self, rotation: Rotation, x: &mut [f32]) {
-        // SAFETY: see above.
-        unsafe { lanes::turn(rotation, true, x.as_chunks_mut().0) }
+        match rotation {
+            Rotation::SignedHadamard32 { negative } => {
+                // SAFETY: see above.
+                unsafe { lanes::turn(negative, true, x.as_chunks_mut().0) }
+            }
+            Rotation::SignedHadamard128 { .. } => rotation.rotate(x),
+        }
     }
 
     fn unrotate(self, rotation: Rotation, x: &mut [f32]) {
-        // SAFETY: see above.
-        unsafe { lanes::turn(rotation, false, x.as_chunks_mut().0) }
+        match rotation {
+            Rotation::SignedHadamard32 { negative } => {
+                // SAFETY: see above.
+                unsafe { lanes::turn(negative, false, x.as_chunks_mut().0) }
+            }
+            Rotation::SignedHadamard128 { .. } => rotation.unrotate(x),
+        }
     }
 
     fn matmul(self, product: Product<'_>) {

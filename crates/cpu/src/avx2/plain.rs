@@ -10,6 +10,9 @@ use crate::view::Span;
 
 /// How to read eight values of a row.
 pub(super) trait Plain {
+    /// The type.
+    const TYPE: CacheType;
+
     /// Values `8 * i .. 8 * i + 8` of a row; zeros behind its end.
     ///
     /// # Safety
@@ -20,6 +23,8 @@ pub(super) trait Plain {
 pub(super) struct F32;
 
 impl Plain for F32 {
+    const TYPE: CacheType = CacheType::F32;
+
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn load(row: &[u8], i: usize) -> __m256 {
@@ -32,6 +37,8 @@ impl Plain for F32 {
 pub(super) struct F16;
 
 impl Plain for F16 {
+    const TYPE: CacheType = CacheType::F16;
+
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
     unsafe fn load(row: &[u8], i: usize) -> __m256 {
@@ -44,6 +51,8 @@ impl Plain for F16 {
 pub(super) struct Q8_0;
 
 impl Plain for Q8_0 {
+    const TYPE: CacheType = CacheType::Q8_0;
+
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
     unsafe fn load(row: &[u8], i: usize) -> __m256 {
@@ -97,13 +106,14 @@ pub(super) fn decode<T: Plain>(row: &[u8], x: &mut [f32]) {
 /// As [`Kernels::keys`](crate::kernels::Kernels::keys): eight keys by eight values
 /// at a time, transposed in registers.
 #[target_feature(enable = "avx2,f16c")]
-pub(super) fn keys<T: Plain>(keys: Span<'_>, dim: usize, tile: &mut [f32]) {
+pub(super) fn keys<T: Plain>(keys: Span<'_>, tile: &mut [f32]) {
     let columns = tile
         .as_chunks_mut::<8>()
         .0
         .as_chunks_mut::<{ TILE / 8 }>()
         .0;
     let last = keys.len().saturating_sub(1);
+    let dim = keys.row(0).len() / T::TYPE.block_bytes() * T::TYPE.block_len();
     for eight in 0..keys.len().next_multiple_of(LINE) / 8 {
         for i in 8 * eight..8 * eight + 8 {
             prefetch(keys, i);

@@ -1,35 +1,50 @@
 //! Encode, decode and dot on any machine: the reference codec, counted.
 
+use kvforge_formats::q4_polar::{self, Residual};
 use kvforge_formats::{CodecError, Domain, FORMATS, FormatSpec, f16_to_f32};
 
-use crate::{CacheType, Error, Isa, Op, counters};
+use crate::{CacheType, Encoder, Error, Isa, Op, counters};
 
-/// Values in a block of every format there is; a new one fails the build here.
-const BLOCK: usize = 32;
-
-const _: () = {
-    let mut i = 0;
+/// Values of the longest block of any type in any domain.
+pub(super) const LONGEST: usize = {
+    let (mut longest, mut i) = (CacheType::Q8_0.block_len(), 0);
     while i < FORMATS.len() {
-        assert!(FORMATS[i].block_len == BLOCK);
+        let (original, coded) = (
+            FORMATS[i].len_in(Domain::Original),
+            FORMATS[i].len_in(Domain::Rotated),
+        );
+        let longer = if original > coded { original } else { coded };
+        longest = if longer > longest { longer } else { longest };
         i += 1;
     }
+    longest
 };
 
 pub(crate) fn encode(
     spec: &FormatSpec,
+    encoder: Encoder,
     x: &[f32],
     bytes: &mut [u8],
     slot: u32,
 ) -> Result<(), CodecError> {
-    let result = (spec.encode)(x, bytes);
-    let written = match result {
-        Ok(()) => x.len() / BLOCK,
-        Err(CodecError::NonFinite { index }) => index / BLOCK,
-        Err(CodecError::ScaleOverflow { block }) => block,
-        Err(_) => 0,
-    };
-    counters::add(spec, Op::Encode, Isa::Scalar, slot, written);
+    let result = encoder.of(spec)(x, bytes);
+    let blocks = blocks_written(spec, x.len(), &result);
+    counters::add(spec, Op::Encode, Isa::Scalar, slot, blocks);
     result
+}
+
+/// How many blocks of a row of `n` values an encoder has written.
+pub(crate) fn blocks_written(
+    spec: &FormatSpec,
+    n: usize,
+    result: &Result<(), CodecError>,
+) -> usize {
+    match result {
+        Ok(()) => n / spec.block_len,
+        Err(CodecError::NonFinite { index }) => index / spec.block_len,
+        Err(CodecError::ScaleOverflow { block }) => *block,
+        Err(_) => 0,
+    }
 }
 
 pub(crate) fn decode(
@@ -40,8 +55,9 @@ pub(crate) fn decode(
     slot: u32,
 ) -> Result<(), Error> {
     row(kind, domain, bytes, x)?;
-    if let CacheType::Format(spec) = kind {
-        counters::add(spec, Op::Decode, Isa::Scalar, slot, x.len() / BLOCK);
+    if let Some(spec) = kind.format() {
+        let blocks = bytes.len() / spec.block_bytes;
+        counters::add(spec, Op::Decode, Isa::Scalar, slot, blocks);
     }
     Ok(())
 }
@@ -65,6 +81,7 @@ pub(super) fn row(
             }
         }
         CacheType::Q8_0 => {
+            const BLOCK: usize = CacheType::Q8_0.block_len();
             let blocks = bytes.as_chunks::<{ CacheType::Q8_0.block_bytes() }>().0;
             for (x, [s0, s1, codes @ ..]) in x.as_chunks_mut::<BLOCK>().0.iter_mut().zip(blocks) {
                 let scale = f16_to_f32(u16::from_ne_bytes([*s0, *s1]));
@@ -74,6 +91,7 @@ pub(super) fn row(
             }
         }
         CacheType::Format(spec) => (spec.decode)(bytes, x, domain)?,
+        CacheType::PolarResidual => q4_polar::decode(bytes, x, domain, Residual::Added)?,
     }
     Ok(())
 }
@@ -86,11 +104,13 @@ pub(crate) fn dot(
 ) -> Result<f32, CodecError> {
     let mut sum = 0.0;
     let blocks = bytes.chunks_exact(spec.block_bytes);
-    for (q, bytes) in q.as_chunks::<BLOCK>().0.iter().zip(blocks) {
-        let mut x = [0.0; BLOCK];
-        (spec.decode)(bytes, &mut x, Domain::Original)?;
-        sum += q.iter().zip(x).map(|(q, x)| q * x).sum::<f32>();
+    for (q, bytes) in q.chunks_exact(spec.block_len).zip(blocks) {
+        let mut x = [0.0; LONGEST];
+        let x = &mut x[..spec.block_len];
+        (spec.decode)(bytes, x, Domain::Original)?;
+        sum += q.iter().zip(x).map(|(q, x)| q * *x).sum::<f32>();
     }
-    counters::add(spec, Op::Dot, Isa::Scalar, slot, q.len() / BLOCK);
+    let blocks = bytes.len() / spec.block_bytes;
+    counters::add(spec, Op::Dot, Isa::Scalar, slot, blocks);
     Ok(sum)
 }

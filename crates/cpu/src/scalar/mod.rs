@@ -1,7 +1,6 @@
 //! Kernels in plain Rust, for any machine: the ones to read.
 
 pub(crate) mod codec;
-mod rotation;
 
 use kvforge_formats::{Domain, Rotation, f16_to_f32};
 
@@ -14,22 +13,19 @@ use crate::{CacheType, Isa};
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar;
 
-/// Values that are decoded at a time: a whole number of blocks of any type.
-const PART: usize = 32;
-
 impl Kernels for Scalar {
     const ISA: Isa = Isa::Scalar;
 
-    fn keys(self, kind: CacheType, keys: Span<'_>, dim: usize, tile: &mut [f32]) {
-        let part_bytes = PART / kind.block_len() * kind.block_bytes();
+    fn keys(self, kind: CacheType, keys: Span<'_>, tile: &mut [f32]) {
+        // As many whole blocks as fit at a time.
+        let part = codec::LONGEST / kind.len_in(Domain::Rotated) * kind.block_bytes();
         for t in 0..keys.len().min(TILE) {
-            let parts = keys.row(t).chunks(part_bytes);
-            for (p, bytes) in parts.enumerate() {
-                let mut values = [0.0; PART];
-                let n = (dim - p * PART).min(PART);
-                decode(kind, bytes, &mut values[..n]);
-                let columns = tile.as_chunks_mut::<TILE>().0.iter_mut().skip(p * PART);
-                for (column, value) in columns.zip(&values[..n]) {
+            let mut columns = tile.as_chunks_mut::<TILE>().0.iter_mut();
+            for blocks in keys.row(t).chunks(part) {
+                let mut values = [0.0; codec::LONGEST];
+                let values = &mut values[..coded_values(kind, blocks)];
+                decode(kind, blocks, values);
+                for (value, column) in values.iter().zip(&mut columns) {
                     column[t] = *value;
                 }
             }
@@ -37,9 +33,9 @@ impl Kernels for Scalar {
     }
 
     fn values(self, kind: CacheType, values: Span<'_>, seen: u64, tile: &mut [f32], pitch: usize) {
-        let dim = values_in(kind, values.row(0));
+        let len = coded_values(kind, values.row(0));
         for (t, out) in tile.chunks_exact_mut(pitch).enumerate().take(values.len()) {
-            let (out, padding) = out.split_at_mut(dim);
+            let (out, padding) = out.split_at_mut(len);
             if seen >> t & 1 == 1 {
                 decode(kind, values.row(t), out);
             } else {
@@ -67,11 +63,11 @@ impl Kernels for Scalar {
     }
 
     fn rotate(self, rotation: Rotation, x: &mut [f32]) {
-        rotation::rotate(rotation, x);
+        rotation.rotate(x);
     }
 
     fn unrotate(self, rotation: Rotation, x: &mut [f32]) {
-        rotation::unrotate(rotation, x);
+        rotation.unrotate(x);
     }
 
     fn matmul(self, p: Product<'_>) {
@@ -149,7 +145,7 @@ fn decode(kind: CacheType, bytes: &[u8], x: &mut [f32]) {
     debug_assert!(decoded.is_ok());
 }
 
-/// How many values a row of bytes holds.
-fn values_in(kind: CacheType, row: &[u8]) -> usize {
-    row.len() / kind.block_bytes() * kind.block_len()
+/// How many coded values whole blocks hold.
+fn coded_values(kind: CacheType, blocks: &[u8]) -> usize {
+    blocks.len() / kind.block_bytes() * kind.len_in(Domain::Rotated)
 }

@@ -4,9 +4,12 @@
 use super::{Aligned, Random};
 use kvforge_cpu::attention::{self, Attention, Mask, MaskType, Segment};
 use kvforge_cpu::view::{Rows, RowsMut, Shape};
-use kvforge_cpu::{CacheType, Isa};
+use kvforge_cpu::{CacheType, Encoder, Isa, encode};
 use kvforge_formats::oracle::{self, Problem, Tensor, Type};
-use kvforge_formats::tbq4_0;
+use kvforge_formats::{FORMATS, FormatSpec, q4_polar, tbq4_0};
+
+/// A head size that every type has.
+pub const DIM: usize = 128;
 
 /// Sizes and switches of a random problem.
 #[derive(Clone, Debug)]
@@ -38,8 +41,8 @@ impl Recipe {
     /// One segment of these types, nothing switched on.
     pub fn plain(k: Type, v: Type, n_kv: usize) -> Recipe {
         Recipe {
-            head_dim_k: 64,
-            head_dim_v: 64,
+            head_dim_k: DIM,
+            head_dim_v: DIM,
             group: 2,
             n_kv_heads: 2,
             n_q: 3,
@@ -60,7 +63,7 @@ impl Recipe {
             let heads = self.n_kv_heads;
             let mut rows = |ty, dim| {
                 let values = random.normals(n_kv * heads * dim);
-                Tensor::by_row(ty, &values, dim, heads)
+                tensor(ty, &values, dim, heads)
             };
             let (k, v) = (rows(k, self.head_dim_k), rows(v, self.head_dim_v));
             let segment = oracle::Segment {
@@ -126,7 +129,52 @@ pub fn cache_type(ty: Type) -> CacheType {
         Type::F16 => CacheType::F16,
         Type::Q8_0 => CacheType::Q8_0,
         Type::Format(spec) => CacheType::Format(spec),
+        Type::PolarResidual => CacheType::PolarResidual,
     }
+}
+
+/// Dense `[rows, heads, len]` of `values`. Formats go through this crate's encoder,
+/// which is bit-exact; the oracle's is too slow for caches.
+pub fn tensor(ty: Type, values: &[f32], len: usize, heads: usize) -> Tensor {
+    let Some(spec) = format(ty) else {
+        return Tensor::by_row(ty, values, len, heads);
+    };
+    let mut bytes = vec![0; ty.row_bytes(values.len())];
+    encode(spec, Isa::best(), Encoder::Reference, values, &mut bytes, 0).unwrap();
+    let head_stride = ty.row_bytes(len);
+    Tensor {
+        ty,
+        bytes,
+        row_stride: heads * head_stride,
+        head_stride,
+    }
+}
+
+/// kvforge's own format, if it is one.
+pub fn format(ty: Type) -> Option<&'static FormatSpec> {
+    match ty {
+        Type::Format(spec) => Some(spec),
+        Type::PolarResidual => Some(&q4_polar::SPEC),
+        _ => None,
+    }
+}
+
+/// Every type that a cache may hold keys in.
+pub fn key_types() -> Vec<Type> {
+    let ours = FORMATS.iter().filter(|spec| spec.holds_keys());
+    types(ours)
+}
+
+/// Every type that a cache may hold values in.
+pub fn value_types() -> Vec<Type> {
+    let ours = FORMATS.iter().filter(|spec| spec.holds_values());
+    types(ours)
+}
+
+/// Formats, then the types beside them.
+pub fn types<'a>(ours: impl Iterator<Item = &'a &'static FormatSpec>) -> Vec<Type> {
+    let others = [Type::PolarResidual, Type::F16, Type::Q8_0, Type::F32];
+    ours.map(|&spec| Type::Format(spec)).chain(others).collect()
 }
 
 fn mask_type(ty: Type) -> MaskType {
@@ -265,9 +313,6 @@ pub fn tolerance(p: &Problem) -> f64 {
     p.segments
         .iter()
         .flat_map(|s| [s.k.ty, s.v.ty])
-        .filter_map(|ty| match ty {
-            Type::Format(spec) => Some(spec.tolerance.attention),
-            _ => None,
-        })
+        .filter_map(|ty| Some(format(ty)?.tolerance.attention))
         .fold(tbq4_0::SPEC.tolerance.attention, f64::min)
 }

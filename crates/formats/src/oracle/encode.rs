@@ -69,10 +69,10 @@ fn encode_block(spec: &FormatSpec, target: &Target) -> Vec<u8> {
             let mut coded = vec![];
             let zero = target.length == 0.0 && spec.scale == Scale::Rms;
             for (i, v) in target.values.iter().enumerate() {
-                let code = match (*v == 0.0, spec.scale) {
+                let code = match (*v == 0.0, packing) {
                     _ if zero => 0,
-                    // The legacy codecs send a zero up, all others down.
-                    (true, Scale::KeepsLength) => codebook.len() / 2,
+                    // turbo3_legacy sends a zero up, all others down.
+                    (true, Packing::SplitPlanes) => codebook.len() / 2,
                     _ => nearest(codebook, *v),
                 };
                 coded.push(f64::from(codebook[code]));

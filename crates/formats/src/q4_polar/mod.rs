@@ -96,8 +96,17 @@ const BORDERS: [f32; 15] = [
 const INV_128: f32 = 1.0 / BLOCK as f32;
 
 fn encode(x: &[f32], bytes: &mut [u8]) -> Result<(), CodecError> {
-    let scalar = Scalar::of(&SPEC);
-    scalar_code::for_blocks::<BLOCK>(&SPEC, x, bytes, |x, out| {
+    encode_with(&SPEC, x, bytes)
+}
+
+/// [`encode`] with the constants of `spec`, so that a test can change them.
+pub(crate) fn encode_with(
+    spec: &FormatSpec,
+    x: &[f32],
+    bytes: &mut [u8],
+) -> Result<(), CodecError> {
+    let scalar = Scalar::of(spec);
+    scalar_code::for_blocks::<BLOCK>(spec, x, bytes, |x, out| {
         // The length is the only sum here that is taken in fp64.
         let square = x
             .iter()
@@ -110,18 +119,20 @@ fn encode(x: &[f32], bytes: &mut [u8]) -> Result<(), CodecError> {
         // A value on a border goes down.
         let codes = y.map(|v| BORDERS.partition_point(|border| *border < v) as u8);
         scalar.packing.pack(scalar.bits, stored, &codes, out);
-        write_residual(&y, &codes, out);
+        write_residual(scalar.codebook, &y, &codes, out);
         Some(())
     })
 }
 
 fn encode_best(x: &[f32], bytes: &mut [u8]) -> Result<(), CodecError> {
-    scalar_code::encode_best::<BLOCK>(&SPEC, x, bytes, write_residual)
+    let codebook = Scalar::of(&SPEC).codebook;
+    scalar_code::encode_best::<BLOCK>(&SPEC, x, bytes, |y, codes, block| {
+        write_residual(codebook, y, codes, block);
+    })
 }
 
 /// Stores on which side of the coded block the block lies, along the signs.
-fn write_residual(y: &[f32; BLOCK], codes: &[u8; BLOCK], block: &mut [u8]) {
-    let codebook = Scalar::of(&SPEC).codebook;
+fn write_residual(codebook: &[f32], y: &[f32; BLOCK], codes: &[u8; BLOCK], block: &mut [u8]) {
     let along = y
         .iter()
         .zip(codes)
@@ -150,8 +161,19 @@ pub fn decode(
     domain: Domain,
     residual: Residual,
 ) -> Result<(), CodecError> {
-    SPEC.check_row_in(domain, x.len(), bytes.len())?;
-    let scalar = Scalar::of(&SPEC);
+    decode_with(&SPEC, bytes, x, domain, residual)
+}
+
+/// [`decode`] with the constants of `spec`.
+pub(crate) fn decode_with(
+    spec: &FormatSpec,
+    bytes: &[u8],
+    x: &mut [f32],
+    domain: Domain,
+    residual: Residual,
+) -> Result<(), CodecError> {
+    spec.check_row_in(domain, x.len(), bytes.len())?;
+    let scalar = Scalar::of(spec);
     let blocks = bytes.as_chunks::<BYTES>().0;
     for (x, block) in x.as_chunks_mut::<BLOCK>().0.iter_mut().zip(blocks) {
         let scale = f16_to_f32(u16::from_le_bytes([block[0], block[1]]));

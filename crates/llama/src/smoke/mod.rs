@@ -43,8 +43,8 @@ pub const BACKEND: &str = "cpu";
 pub struct SmokeOptions {
     /// Where the tree was built, if not in [`BUILD_DIR`](crate::BUILD_DIR).
     pub build_dir: Option<PathBuf>,
-    /// A GGUF model to generate text with.
-    pub model: Option<PathBuf>,
+    /// GGUF models to generate text with. Each shows the formats that fit its heads.
+    pub models: Vec<PathBuf>,
     /// The command line, for the evidence.
     pub command: String,
     /// A file to keep up to date with what is about to run, in words. If the
@@ -192,11 +192,10 @@ pub fn smoke(
     let built = Built::find(&build_dir)?;
     let file = build_dir.join(FILE_NAME);
     remove(&file)?;
-    let program = options
-        .model
-        .as_ref()
-        .map(|_| model::program(&build_dir, &built.folder))
-        .transpose()?;
+    let program = match options.models.is_empty() {
+        true => None,
+        false => Some(model::program(&build_dir, &built.folder)?),
+    };
 
     let mut groups = vec![];
     let mut finish = |group: Group| {
@@ -206,7 +205,7 @@ pub fn smoke(
     let status = status(tree, payload)?;
     finish(tree_group(tree, &status, &build_dir, &built)?);
 
-    let libraries = hash_libraries(&build_dir, &built, options.model.is_some())?;
+    let libraries = hash_libraries(&build_dir, &built, !options.models.is_empty())?;
     let machine = load(&build_dir, &built, options.trace.clone())?;
     let isa = machine.ggml.isa();
     let kernels: [fn(&Machine, &mut Tally<'_>); Operation::ALL.len()] = [
@@ -231,7 +230,7 @@ pub fn smoke(
             finish(group(tally));
         }
     }
-    if let (Some(model), Some(program)) = (&options.model, &program) {
+    for (model, program) in options.models.iter().zip(program.iter().cycle()) {
         let generation = model::Generation {
             program,
             model,
@@ -243,7 +242,7 @@ pub fn smoke(
     }
 
     let mut records: Vec<Record> = groups.iter().filter_map(|g| g.record.clone()).collect();
-    if options.model.is_none() {
+    if options.models.is_empty() {
         records.extend(not_run(&isa));
     }
     let run = describe(tree, &status, options, libraries, machine.ggml.device())?;
