@@ -32,9 +32,9 @@
 // The scratch memory is too small or not 64-byte aligned.
 #define KVF_SCRATCH 7
 
-// Version of `kvf_api`'s table and of every struct here. A larger number means
-// that something was added; nothing is ever taken away or moved.
-#define KVF_API_VERSION 1
+// Version of `kvf_api`'s table and of every struct here. A host asks for the
+// version of the header that it was built with, and gets that one or none.
+#define KVF_API_VERSION 2
 
 // fp32. A compressed format is its own number, see `kvf_format_info`.
 #define KVF_F32 4096
@@ -44,6 +44,9 @@
 
 // ggml's q8_0: blocks of 32 values, an fp16 scale and 32 signed bytes.
 #define KVF_Q8_0 4098
+
+// The format `q4_polar`, read with the residual that its blocks carry.
+#define KVF_Q4_POLAR_RESIDUAL 4099
 
 // The fastest instruction set of this machine.
 #define KVF_ISA_AUTO 0
@@ -57,7 +60,8 @@
 // The vector that was encoded.
 #define KVF_ORIGINAL 0
 
-// The vector that was coded, still under the format's rotation.
+// The vector that was coded, still under the format's rotation, or for `qjl1_256`
+// projected.
 #define KVF_ROTATED 1
 
 // fp32 row to blocks; counted in blocks.
@@ -192,8 +196,18 @@ struct kvf_format_info {
   uint32_t block_bytes;
   // Bits of one code.
   uint32_t code_bits;
-  // Relative mean squared error of encode then decode on Gaussian values.
+  // Values of a block in the rotated domain.
+  uint32_t coded_len;
+  // 1 if a cache may hold keys in it, else 0.
+  uint32_t holds_keys;
+  // 1 if a cache may hold values in it, else 0.
+  uint32_t holds_values;
+  // The same number for the same meaning of bytes: beside the name in saved files.
+  uint64_t layout_hash;
+  // Relative mean squared error of `kvf_encode` then decode on Gaussian values.
   double gaussian_mse;
+  // The same of `kvf_encode_best`.
+  double gaussian_mse_best;
   // Relative departure from it that a test allows.
   double gaussian_mse_margin;
   // Largest `|score - exact| / (|q| |k|)` of a correct kernel.
@@ -202,7 +216,7 @@ struct kvf_format_info {
   double attention_tolerance;
 };
 
-// Plain dot products of queries and keys: `out[q][h][t] = dot(q, k)`.
+// Plain dot products of queries and keys: `out[q][h][t] = scale * dot(q, k)`.
 struct kvf_scores {
   // `sizeof(struct kvf_scores)`.
   size_t struct_size;
@@ -212,6 +226,11 @@ struct kvf_scores {
   uint32_t isa;
   // Slot that the work is counted under.
   uint32_t slot;
+  // `KVF_ORIGINAL` for queries as they are, `KVF_ROTATED` for what the transform
+  // of the keys' format has made of them.
+  uint32_t q_domain;
+  // Factor on every score.
+  float scale;
   // Values of a query and of a key.
   size_t head_dim;
   // Query heads, a multiple of `n_kv_heads`.
@@ -222,7 +241,8 @@ struct kvf_scores {
   size_t n_q;
   // Keys.
   size_t n_kv;
-  // Queries, `[n_q, n_heads, head_dim]` by the strides below.
+  // Queries, `[n_q, n_heads, head_dim]` by the strides below; in the rotated
+  // domain as long as keys are there.
   const float *q;
   // Bytes from query position to query position in `q`.
   size_t q_row_stride;
@@ -270,6 +290,14 @@ struct kvf_api {
                     size_t n_values,
                     uint32_t slot,
                     size_t *bad_index);
+  // See `kvf_encode_best`.
+  int32_t (*encode_best)(uint32_t type,
+                         uint32_t isa,
+                         const float *x,
+                         void *bytes,
+                         size_t n_values,
+                         uint32_t slot,
+                         size_t *bad_index);
   // See `kvf_poison`.
   int32_t (*poison)(uint32_t type, void *bytes, size_t n_values);
   // See `kvf_decode`.
@@ -407,8 +435,9 @@ int32_t kvf_attend_merge(const struct kvf_attention *a,
                          size_t n_partials,
                          size_t partial_stride_floats);
 
-// Encodes `n_values` values, a multiple of the block length, into their blocks.
-// The same bytes on every instruction set. Counts blocks under `slot`.
+// Encodes `n_values` values, a multiple of the block length, into their blocks, as
+// the public encoder of the format does, byte for byte. The same bytes on every
+// instruction set. Counts blocks under `slot`.
 //
 // `KVF_NON_FINITE` sets `*bad_index` (if not null) to the index of the first
 // value that is infinite or NaN, `KVF_SCALE_OVERFLOW` to the index of the first
@@ -427,6 +456,20 @@ int32_t kvf_encode(uint32_t type,
                    uint32_t slot,
                    size_t *bad_index);
 
+// As `kvf_encode`, but takes more time to find blocks that decode to less error,
+// by the same decoder: see the formats' READMEs. The same bytes on every
+// instruction set.
+//
+// Safety:
+// As `kvf_encode`.
+int32_t kvf_encode_best(uint32_t type,
+                        uint32_t isa,
+                        const float *x,
+                        void *bytes,
+                        size_t n_values,
+                        uint32_t slot,
+                        size_t *bad_index);
+
 // Fills the blocks of `n_values` values with what decodes to NaN everywhere: for
 // hosts that cannot report a row that could not be encoded. Its use then fails
 // as visibly as a NaN in an f16 cache.
@@ -436,9 +479,10 @@ int32_t kvf_encode(uint32_t type,
 // meanwhile.
 int32_t kvf_poison(uint32_t type, void *bytes, size_t n_values);
 
-// Decodes the blocks of `n_values` values into `domain` (`KVF_ORIGINAL` or
-// `KVF_ROTATED`). `type` may also be `KVF_F32`, `KVF_F16` or `KVF_Q8_0`, which
-// know no domain. The same values on every instruction set. Counts blocks of
+// Decodes blocks into `domain` (`KVF_ORIGINAL` or `KVF_ROTATED`): all that give
+// `n_values` values in it, which is `coded_len` (see `kvf_format_info`) a block in
+// the rotated one. `type` may also be `KVF_Q4_POLAR_RESIDUAL`, and `KVF_F32`,
+// `KVF_F16` or `KVF_Q8_0`, which know no domain. The same values on every instruction set. Counts blocks of
 // compressed formats under `slot`.
 //
 // Safety:
@@ -497,7 +541,7 @@ int32_t kvf_format_info(uint32_t index, struct kvf_format_info *out);
 // `s` is null, or readable as the size it starts with.
 size_t kvf_score_scratch(const struct kvf_scores *s);
 
-// Every query head times every key of its kv head, neither scaled nor masked. A
+// Every query head times every key of its kv head, not masked. A
 // key is decoded once for all heads that share it. Counts the dot products under
 // `slot`, if the keys are of a compressed format.
 //

@@ -5,10 +5,11 @@ use core::ffi::c_void;
 use kvforge_cpu::attention::{self, Scores};
 use kvforge_cpu::view::Rows;
 use kvforge_cpu::{CacheType, Isa};
+use kvforge_formats::Domain;
 
 use crate::memory::{self, bytes_of, read, row_bytes, rows, rows_mut, shape};
 use crate::status::{finish, status_of};
-use crate::types::{cache_type, isa, query};
+use crate::types::{cache_type, domain, isa};
 
 /// Plain dot products of queries and keys: `out[q][h][t] = scale * dot(q, k)`.
 #[repr(C)]
@@ -22,8 +23,9 @@ pub struct kvf_scores {
     pub isa: u32,
     /// Slot that the work is counted under.
     pub slot: u32,
-    /// `KVF_QUERY_...`.
-    pub query: u32,
+    /// `KVF_ORIGINAL` for queries as they are, `KVF_ROTATED` for what the transform
+    /// of the keys' format has made of them.
+    pub q_domain: u32,
     /// Factor on every score.
     pub scale: f32,
     /// Values of a query and of a key.
@@ -36,8 +38,8 @@ pub struct kvf_scores {
     pub n_q: usize,
     /// Keys.
     pub n_kv: usize,
-    /// Queries, `[n_q, n_heads, head_dim]` by the strides below, or what the
-    /// transform makes of `head_dim` values.
+    /// Queries, `[n_q, n_heads, head_dim]` by the strides below; in the rotated
+    /// domain as long as keys are there.
     pub q: *const f32,
     /// Bytes from query position to query position in `q`.
     pub q_row_stride: usize,
@@ -74,7 +76,7 @@ fn without_tensors(s: &kvf_scores) -> Result<Scores<'static>, i32> {
         k: Rows::default(),
         isa: Isa::Scalar,
         slot: s.slot,
-        query: query(s.query)?,
+        q_domain: domain(s.q_domain)?,
         scale: s.scale,
     })
 }
@@ -109,7 +111,11 @@ pub unsafe extern "C" fn kvf_score(s: *const kvf_scores) -> i32 {
         // SAFETY: by the caller's word.
         let s = unsafe { read(s)? };
         let none = without_tensors(&s)?;
-        let q = row_bytes(CacheType::F32, none.query_len())?;
+        let q = match none.q_domain {
+            Domain::Original => s.head_dim,
+            Domain::Rotated => none.coded_len(),
+        };
+        let q = row_bytes(CacheType::F32, q)?;
         let q = shape(s.n_q, s.n_heads, q, s.q_row_stride, s.q_head_stride);
         let k = row_bytes(none.k_type, s.head_dim)?;
         let k = shape(s.n_kv, s.n_kv_heads, k, s.k_row_stride, s.k_head_stride);

@@ -18,12 +18,6 @@ pub const KVF_Q8_0: u32 = 0x1002;
 /// The format `q4_polar`, read with the residual that its blocks carry.
 pub const KVF_Q4_POLAR_RESIDUAL: u32 = 0x1003;
 
-/// Queries as they are: what keys decode to meets them.
-pub const KVF_QUERY_RAW: u32 = 0;
-/// Queries that have gone through the transform of the keys' format: rotated, or
-/// for `qjl1_256` projected (`coded_len` values for every `block_len`).
-pub const KVF_QUERY_TRANSFORMED: u32 = 1;
-
 /// The fastest instruction set of this machine.
 pub const KVF_ISA_AUTO: u32 = 0;
 /// Plain code.
@@ -33,7 +27,8 @@ pub const KVF_ISA_AVX2: u32 = 2;
 
 /// The vector that was encoded.
 pub const KVF_ORIGINAL: u32 = 0;
-/// The vector that was coded, still under the format's rotation.
+/// The vector that was coded, still under the format's rotation, or for `qjl1_256`
+/// projected.
 pub const KVF_ROTATED: u32 = 1;
 
 /// fp32 row to blocks; counted in blocks.
@@ -65,14 +60,6 @@ pub(crate) fn domain(domain: u32) -> Result<Domain, i32> {
     match domain {
         KVF_ORIGINAL => Ok(Domain::Original),
         KVF_ROTATED => Ok(Domain::Rotated),
-        _ => Err(KVF_BAD_TYPE),
-    }
-}
-
-pub(crate) fn query(query: u32) -> Result<Query, i32> {
-    match query {
-        KVF_QUERY_RAW => Ok(Query::Raw),
-        KVF_QUERY_TRANSFORMED => Ok(Query::Transformed),
         _ => Err(KVF_BAD_TYPE),
     }
 }

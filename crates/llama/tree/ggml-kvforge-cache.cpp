@@ -27,7 +27,7 @@ bool holds(ggml_type type, side s) {
     if (!ggml_kvforge_is(type)) {
         return ggml_kvforge_kernel_type(type) != UINT32_MAX;
     }
-    const kvf_format_info info = ggml_kvforge_info(type);
+    const struct kvf_format_info info = ggml_kvforge_info(type);
     return s == K ? info.holds_keys : info.holds_values;
 }
 
@@ -127,7 +127,7 @@ bool ggml_kvforge_can_shift(enum ggml_type type, int64_t head, int64_t rotated) 
 }
 
 ggml_kvforge_state_tag ggml_kvforge_state_tag_of(enum ggml_type type) {
-    const kvf_format_info info = ggml_kvforge_info(type);
+    const struct kvf_format_info info = ggml_kvforge_info(type);
     ggml_kvforge_state_tag tag = {};
     static_assert(sizeof(tag.name) == sizeof(info.name), "a name fits");
     memcpy(tag.name, info.name, sizeof(tag.name));

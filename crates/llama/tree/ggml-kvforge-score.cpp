@@ -34,7 +34,7 @@ plan make_plan(const ggml_tensor * node, int n_threads) {
     s.k_type      = polar && ggml_get_op_params_i32(node, 1) ? (uint32_t) KVF_Q4_POLAR_RESIDUAL : ggml_kvforge_kernel_type(k->type);
     s.isa         = ggml_kvforge_isa();
     s.slot        = ggml_kvforge_slot(k->name);
-    s.query       = preht || node->op == GGML_OP_ATTN_SCORE_QJL ? KVF_QUERY_TRANSFORMED : KVF_QUERY_RAW;
+    s.q_domain    = preht || node->op == GGML_OP_ATTN_SCORE_QJL ? KVF_ROTATED : KVF_ORIGINAL;
     // a transform that keeps lengths is what the kernels know
     s.scale       = preht ? 1.0f/std::sqrt(128.0f) : 1.0f;
     s.head_dim    = k->ne[0];
@@ -58,13 +58,11 @@ plan make_plan(const ggml_tensor * node, int n_threads) {
     return p;
 }
 
-// The scores of one (position, head) in double precision from the reference decoder.
-void reference_row(const kvf_scores & s, const float * q, const char * k, float * row, float * out) {
-    const bool transformed = s.query == KVF_QUERY_TRANSFORMED;
-    const int64_t n = s.k_type == KVF_Q4_POLAR_RESIDUAL || !transformed ? s.head_dim
-        : s.head_dim / ggml_kvforge_info(GGML_TYPE_QJL1_256).block_len * ggml_kvforge_info(GGML_TYPE_QJL1_256).coded_len;
+// The scores of one (position, head), a query of n values, in double precision from
+// the reference decoder.
+void reference_row(const kvf_scores & s, int64_t n, const float * q, const char * k, float * row, float * out) {
     for (size_t t = 0; t < s.n_kv; t++) {
-        const int32_t status = ggml_kvforge_api()->decode(s.k_type, KVF_ISA_SCALAR, transformed ? KVF_ROTATED : KVF_ORIGINAL,
+        const int32_t status = ggml_kvforge_api()->decode(s.k_type, KVF_ISA_SCALAR, s.q_domain,
             k + t*s.k_row_stride, row, n, 0);
         GGML_ASSERT(status == KVF_OK);
         double dot = 0;
@@ -115,7 +113,7 @@ void score(const ggml_compute_params * params, ggml_tensor * node) {
             float row[2*1024];
             for (size_t position = 0; position < s.n_q; position++) {
                 for (size_t h = 0; h < s.n_heads; h++) {
-                    reference_row(s, (const float *) ((const char *) s.q + position*s.q_row_stride + h*s.q_head_stride),
+                    reference_row(s, q->ne[0], (const float *) ((const char *) s.q + position*s.q_row_stride + h*s.q_head_stride),
                         (const char *) s.k, row, (float *) ((char *) s.out + position*s.out_row_stride + h*s.out_head_stride));
                 }
             }

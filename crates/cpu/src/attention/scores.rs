@@ -53,8 +53,8 @@ impl Scores<'_> {
         Plan::new(group, self.head_dim, [self.k_type].into_iter(), 0)
     }
 
-    /// Coded values of a key; the plan has found them countable.
-    fn coded_len(&self) -> usize {
+    /// Values of a key in its rotated domain; 0 for more than can be counted.
+    pub fn coded_len(&self) -> usize {
         self.k_type.coded_len(self.head_dim).unwrap_or(0)
     }
 

@@ -81,7 +81,7 @@ pub(crate) fn mul_mat(machine: &Machine, tally: &mut Tally<'_>) {
 
 /// Every form of the operation; query heads that share a key, tails, both layouts.
 pub(crate) fn attn_score(machine: &Machine, tally: &mut Tally<'_>) {
-    for op in score_op(tally.format) {
+    for &op in score_op(tally.format) {
         for head_dim in tally.head_sizes() {
             for group in [1, 2, 6] {
                 for (n_q, keys) in [(1, 8), (1, 1), (3, 33), (5, 113)] {
