@@ -1,35 +1,12 @@
 //! The C header, generated from the C ABI crate and checked in.
 
-use std::fs;
-
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use cbindgen::{Builder, Config};
 
-use crate::places::{root, shown};
+use crate::places::root;
 
-const HEADER: &str = "crates/capi/include/kvforge.h";
-
-/// Writes the header, or, if `check`, only says whether it is up to date.
-pub fn write(check: bool) -> Result<String> {
-    let path = root().join(HEADER);
-    let text = generate()?;
-    let before = fs::read_to_string(&path).ok();
-    if before.as_deref() == Some(text.as_str()) {
-        return Ok(format!("{} is up to date", shown(&path)));
-    }
-    if check {
-        let line = differing_line(before.as_deref().unwrap_or_default(), &text);
-        bail!(
-            "{}:{line} is not what crates/capi says; run `cargo xtask gen`",
-            shown(&path)
-        );
-    }
-    fs::create_dir_all(path.parent().expect("in a folder"))?;
-    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(format!("wrote {}", shown(&path)))
-}
-
-fn generate() -> Result<String> {
+/// The text of the header.
+pub fn generate() -> Result<String> {
     let capi = root().join("crates/capi");
     let config = Config::from_file(capi.join("cbindgen.toml")).map_err(anyhow::Error::msg)?;
     let bindings = Builder::new()
@@ -73,11 +50,6 @@ fn for_c(header: &str) -> String {
         .replace("//\n#define", "#define")
 }
 
-/// The first line, counted from 1, in which two texts differ.
-fn differing_line(a: &str, b: &str) -> usize {
-    1 + a.lines().zip(b.lines()).take_while(|(a, b)| a == b).count()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,11 +59,5 @@ mod tests {
         let rust = "// See [`kvf_x`], [`kvf_y`](fn@kvf_y).\n//\n// [`kvf_x`]: crate::kvf_x\n#define A 1\n//\n// # Safety\nint x[3];\n";
         let c = "// See kvf_x, kvf_y.\n#define A 1\n//\n// Safety:\nint x[3];\n";
         assert_eq!(for_c(rust), c);
-    }
-
-    #[test]
-    fn the_differing_line_is_found() {
-        assert_eq!(differing_line("a\nb\nc\n", "a\nx\nc\n"), 2);
-        assert_eq!(differing_line("", "a\n"), 1);
     }
 }

@@ -3,6 +3,7 @@
 mod command;
 mod digest;
 mod fetch;
+mod generated;
 mod header;
 mod http;
 mod kvforge;
@@ -46,7 +47,7 @@ enum Chore {
     },
     /// Run every test, as continuous integration does
     Test(test::Args),
-    /// Write the generated C header
+    /// Write what is generated: the C header and the JSON schemas
     Gen {
         /// Only say whether it is up to date
         #[arg(long)]
@@ -77,7 +78,7 @@ fn run(chore: Chore) -> Result<bool> {
     match chore {
         Chore::Up { dir } => up::run(Workshop::open(dir)?)?,
         Chore::Test(args) => return test::run(args),
-        Chore::Gen { check } => println!("{}", header::write(check)?),
+        Chore::Gen { check } => println!("{}", generated::write(check)?.join("\n")),
         Chore::Fetch { dir } => {
             let workshop = Workshop::open(dir)?;
             let log = Log::new(workshop.path("logs").join("fetch.log"))?;

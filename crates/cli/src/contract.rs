@@ -4,9 +4,9 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use kvforge_evidence::contract::{self, Check, Contract, KERNELS, Problem};
 use kvforge_evidence::{Evidence, FILE_NAME, Hashed};
+use kvforge_llama::Tree;
 use kvforge_llama::contract::{PROJECT, tree_of};
 use kvforge_llama::smoke::BACKEND;
-use kvforge_llama::{BUILD_DIR, Tree};
 use serde_json::{Value, json};
 
 use crate::say::say;
@@ -125,7 +125,7 @@ fn write(args: WriteArgs) -> Result<Outcome> {
     let tree = args.tree.open()?;
     let build_dir = build_dir(&tree, args.build_dir);
     let evidence_file = build_dir.join(FILE_NAME);
-    let problems = contract::check_evidence(&evidence_file, tree.root())?;
+    let problems = contract::check_evidence(&evidence_file, tree.root(), &PROJECT)?;
     if !problems.is_empty() {
         print_problems(&problems);
         say!("nothing was written");
@@ -221,7 +221,7 @@ fn check_file(file: &Path, args: &CheckArgs) -> Result<(PathBuf, Check)> {
 }
 
 fn build_dir(tree: &Tree, asked: Option<PathBuf>) -> PathBuf {
-    asked.unwrap_or_else(|| tree.root().join(BUILD_DIR))
+    asked.unwrap_or_else(|| tree.root().join(PROJECT.build_dir))
 }
 
 fn folder_of(file: &Path) -> &Path {

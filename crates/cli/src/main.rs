@@ -2,6 +2,7 @@
 
 mod build;
 mod contract;
+mod doctor;
 mod say;
 mod ship;
 mod smoke;
@@ -32,6 +33,7 @@ enum Verb {
     Smoke(smoke::Args),
     #[command(subcommand)]
     Contract(contract::Verb),
+    Doctor(doctor::Args),
 }
 
 const EXIT_CODES: &str = "\
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Verb::Build(args) => build::run(args),
         Verb::Smoke(args) => smoke::run(args),
         Verb::Contract(verb) => contract::run(verb),
+        Verb::Doctor(args) => doctor::run(args),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

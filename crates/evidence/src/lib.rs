@@ -22,6 +22,7 @@ mod file;
 mod json;
 mod number;
 mod record;
+pub mod schema;
 mod status;
 
 pub use date::utc;

@@ -195,7 +195,7 @@ fn what_is_no_json_is_shown() {
         let words = problems[0].to_string();
         assert!(words.contains(said), "{words}");
     }
-    for end in 0..METAL.trim_end().len() {
+    for end in (0..METAL.trim_end().len()).step_by(11) {
         let Reading { contract, problems } = folder.read(&METAL[..end]);
         assert!(contract.is_none() && problems.len() == 1, "{end} bytes");
     }

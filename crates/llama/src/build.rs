@@ -1,12 +1,11 @@
 //! Building a shipped tree with CMake.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::ship::{BUILD_MARK, io_error};
-use crate::{Error, Payload, State, Tree, status};
+use crate::{Error, Payload, State, Tree, status, tools};
 
 /// Flags of every build; what the user passes comes later and wins.
 const FLAGS: [&str; 8] = [
@@ -63,7 +62,9 @@ pub fn build(tree: &Tree, payload: &Payload, options: &BuildOptions) -> Result<P
             found: state.in_words(),
         });
     }
-    let has_ninja = check_programs(&options.cmake_args, &|program| on_path(program))?;
+    let has_ninja = check_programs(&options.cmake_args, &|program| {
+        tools::find(program).is_some()
+    })?;
     let build_dir = options
         .build_dir
         .clone()
@@ -105,35 +106,18 @@ fn compile(build_dir: &Path, options: &BuildOptions) -> Command {
 /// Looks for what the build needs before it starts, and says whether Ninja is
 /// there.
 fn check_programs(cmake_args: &[String], is_there: &dyn Fn(&str) -> bool) -> Result<bool, Error> {
-    let need = |program: &'static str, package: &'static str, found: bool| match found {
-        true => Ok(()),
-        false => Err(Error::NoProgram { program, package }),
-    };
-    need("cmake", "cmake", is_there("cmake"))?;
-    let c = env::var_os("CC").is_some() || ["cc", "gcc", "clang"].into_iter().any(is_there);
-    need("cc", "gcc", c)?;
-    let cxx = env::var_os("CXX").is_some() || ["c++", "g++", "clang++"].into_iter().any(is_there);
-    need("c++", "g++", cxx)?;
     // A prebuilt kernel object makes Rust unnecessary.
     let prebuilt = cmake_args.iter().any(|a| a.starts_with("-DKVFORGE_OBJECT"));
-    need(
-        "rustc",
-        "rustc-web, or Rust 1.95 or newer from elsewhere",
-        prebuilt || is_there("rustc"),
-    )?;
-    let has_ninja = is_there("ninja");
-    need("ninja", "ninja-build", has_ninja || is_there("make"))?;
-    Ok(has_ninja)
-}
-
-/// Whether the shell, or CMake, would find the program.
-fn on_path(program: &str) -> bool {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let cargo = env::home_dir().map(|home| home.join(".cargo/bin"));
-    let file = format!("{program}{}", env::consts::EXE_SUFFIX);
-    env::split_paths(&path)
-        .chain(cargo)
-        .any(|folder| folder.join(&file).is_file())
+    for tool in &tools::BUILD {
+        let spared = prebuilt && tool.name == tools::RUSTC.name;
+        if !spared && !tool.is_there(is_there) {
+            return Err(Error::NoProgram {
+                program: tool.name,
+                package: tool.package,
+            });
+        }
+    }
+    Ok(is_there("ninja"))
 }
 
 /// Makes the build folder ours, unless someone else's things are in it.

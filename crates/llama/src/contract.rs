@@ -5,10 +5,13 @@ use std::path::{Path, PathBuf};
 use kvforge_evidence::contract::KernelStatus::{Blocked, NeedsHardware, ReferenceOnly};
 use kvforge_evidence::contract::{Project, Target};
 
+use crate::BUILD_DIR;
+
 /// The host of every contract that kvforge writes. A platform that the evidence
 /// is from is not judged by this table but by the evidence.
 pub const PROJECT: Project = Project {
     graph_op_prefix: "GGML_OP_",
+    build_dir: BUILD_DIR,
     targets: &[
         Target {
             name: "cpu-x86_64",

@@ -11,12 +11,14 @@
 
 pub mod build;
 pub mod contract;
+pub mod doctor;
 mod error;
 pub mod gguf;
 pub mod patch;
 mod ship;
 pub mod smoke;
 mod status;
+mod tools;
 
 pub use error::Error;
 pub use ship::{

@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::command::Log;
 use crate::kvforge::cargo;
 use crate::report::{Checked, Report, Step};
-use crate::{header, parse, tidy};
+use crate::{generated, parse, tidy};
 
 /// Packages that are workspaces of their own.
 const LEAVES: [&str; 2] = ["crates/capi/link/Cargo.toml", "tests/link/rust/Cargo.toml"];
@@ -35,11 +35,16 @@ pub fn steps(report: &mut Report, tree: bool) {
     );
     report.step(
         Step {
-            name: "generated header",
+            name: "generated files",
             after: &[],
             repair: "run `cargo xtask gen` and commit the result",
         },
-        |_| header::write(true).map(|_| Checked::new(1, "header as generated")),
+        |_| {
+            Ok(Checked::new(
+                generated::write(true)?.len(),
+                "files as generated",
+            ))
+        },
     );
     report.step(
         Step { name: "clippy", after: &[], repair: "see the log; `rustup component add clippy` if cargo says there is no such command" },

@@ -28,12 +28,31 @@ struct Place<'a> {
     evidence: &'a Path,
     tree: &'a Path,
     build_dir: &'a Path,
+    project: &'a Project,
 }
 
-impl Place<'_> {
+impl<'a> Place<'a> {
+    fn new(evidence: &'a Path, tree: &'a Path, project: &'a Project) -> Self {
+        Place {
+            evidence,
+            tree,
+            build_dir: evidence.parent().unwrap_or(Path::new(".")),
+            project,
+        }
+    }
+
+    /// A verb with the tree, and with the build folder if that is not the usual one.
+    fn command(&self, verb: &str) -> String {
+        let (tree, build_dir) = (self.tree.display(), self.build_dir.display());
+        match self.build_dir == self.tree.join(self.project.build_dir) {
+            true => format!("`kvforge {verb} {tree}`"),
+            false => format!("`kvforge {verb} {tree} --build-dir {build_dir}`"),
+        }
+    }
+
     fn prove_again(&self) -> String {
-        let tree = self.tree.display();
-        format!("`kvforge smoke {tree}` and then `kvforge contract write {tree}`")
+        let (smoke, write) = (self.command("smoke"), self.command("contract write"));
+        format!("{smoke} and then {write}")
     }
 }
 
@@ -43,16 +62,12 @@ impl Place<'_> {
 /// # Errors
 /// [`Error::Io`] if something is there and cannot be read.
 pub fn check(file: &Path, tree: &Path, evidence: &Path, project: &Project) -> Result<Check, Error> {
-    let place = Place {
-        evidence,
-        tree,
-        build_dir: evidence.parent().unwrap_or(Path::new(".")),
-    };
+    let place = Place::new(evidence, tree, project);
     if !file.exists() {
         let mut all = vec![];
         let mut problems = Problems {
             file,
-            mend: format!("run `kvforge contract write {}`", tree.display()),
+            mend: format!("run {}", place.command("contract write")),
             all: &mut all,
         };
         problems.add(Rule::NoContract, "", "a contract", "no such file");
@@ -111,12 +126,12 @@ pub fn check_claims(file: &Path) -> Result<Check, Error> {
 ///
 /// # Errors
 /// [`Error::Io`] if something is there and cannot be read.
-pub fn check_evidence(evidence: &Path, tree: &Path) -> Result<Vec<Problem>, Error> {
-    let place = Place {
-        evidence,
-        tree,
-        build_dir: evidence.parent().unwrap_or(Path::new(".")),
-    };
+pub fn check_evidence(
+    evidence: &Path,
+    tree: &Path,
+    project: &Project,
+) -> Result<Vec<Problem>, Error> {
+    let place = Place::new(evidence, tree, project);
     let mut all = vec![];
     intact(&place, &mut all)?;
     Ok(all)
@@ -124,7 +139,6 @@ pub fn check_evidence(evidence: &Path, tree: &Path) -> Result<Vec<Problem>, Erro
 
 /// The evidence, if it is there, as it was written, and of this tree and build.
 fn intact(place: &Place<'_>, all: &mut Vec<Problem>) -> Result<Option<Proved>, Error> {
-    let tree = place.tree.display();
     let mut problems = Problems {
         file: place.evidence,
         mend: format!("run {}", place.prove_again()),
@@ -173,7 +187,7 @@ fn intact(place: &Place<'_>, all: &mut Vec<Problem>) -> Result<Option<Proved>, E
             place: "every kernel".into(),
             expected: format!("what the smoke ran, BLAKE3 {}", stale.expected),
             found: stale.found.clone().unwrap_or("nothing".into()),
-            mend: format!("run `kvforge build {tree}`, {}", place.prove_again()),
+            mend: format!("run {}, {}", place.command("build"), place.prove_again()),
         });
     }
     let blake3 = digest::file(place.evidence).map_err(io_error(place.evidence, "read the file"))?;
@@ -197,8 +211,8 @@ fn check_place(
     let mut problems = Problems {
         file: place.evidence,
         mend: format!(
-            "mend what `kvforge smoke {}` reports, then run {}",
-            place.tree.display(),
+            "mend what {} reports, then run {}",
+            place.command("smoke"),
             place.prove_again()
         ),
         all,

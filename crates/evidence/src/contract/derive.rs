@@ -21,6 +21,8 @@ const SOURCE_OF_TRUTH: &str = "Runtime-ready means that a graph of the built tre
 pub struct Project {
     /// What the host writes before the names of its graph operations.
     pub graph_op_prefix: &'static str,
+    /// The usual build folder in a tree.
+    pub build_dir: &'static str,
     /// Every platform, those without kernels too.
     pub targets: &'static [Target],
 }

@@ -83,7 +83,7 @@ impl PublicKernel {
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Contract {
-    /// 1.
+    /// Version of the layout: 1.
     #[schemars(range(min = 1, max = 1))]
     pub schema_version: u64,
     /// Name of the backend, such as `cpu`.
@@ -213,7 +213,7 @@ pub struct Platform {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Proof {
-    /// 2.
+    /// Version of this member: 2.
     #[schemars(range(min = 2, max = 2))]
     pub schema_version: u64,
     /// The evidence file, its path as seen from the contract's folder.

@@ -9,6 +9,7 @@ pub const METAL: &str = include_str!("../fixtures/metal-contract.json");
 /// A host with two platforms.
 pub const PROJECT: Project = Project {
     graph_op_prefix: "HOST_OP_",
+    build_dir: "build",
     targets: &[
         target("cpu-x86_64", "x86_64"),
         target("cpu-aarch64", "aarch64"),
