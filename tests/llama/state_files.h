@@ -152,7 +152,7 @@ static void refuse_changed(
         void (*refuse)(struct llama_context *, const char *, const char *, const char *)) {
     struct bytes state = read_bytes(state_path(folder, name));
     const char * path = state_path(folder, "changed");
-    const char * tagged = "the saved state holds";
+    const char * tagged = "the saved state holds", * cut = "the saved state is cut off";
     for (int side = 0; side < 2; side++) {
         const enum ggml_type type = side == 0 ? subject->type_k : subject->type_v;
         if (!ggml_kvforge_is(type)) {
@@ -177,10 +177,10 @@ static void refuse_changed(
             state.at[tag + changes[i].at] ^= 1;
         }
         write_bytes(path, state.at, tag + sizeof(ggml_kvforge_state_tag) / 2);
-        refuse(ctx, path, "failed to restore", side == 0 ? "a file cut in a tag of K" : "a file cut in a tag of V");
+        refuse(ctx, path, cut, side == 0 ? "a file cut in a tag of K" : "a file cut in a tag of V");
     }
     write_bytes(path, state.at, state.n / 2);
-    refuse(ctx, path, "failed to restore", "half a file");
+    refuse(ctx, path, cut, "half a file");
     free(state.at);
 }
 
