@@ -15,6 +15,9 @@
 #define ROUND "for i in range(10):\\n"
 static const char TEXT[] = ROUND "    print(i)\\n" ROUND "    print(i)\\n" ROUND "    print(i)\\n" ROUND;
 
+// Tokens that must be as expected where sums are rounded in another way.
+enum { AT_LEAST = 16 };
+
 // Tokens that `generate` leaves the cache with, beyond the prompt's.
 static void remove_tail(struct llama_context * ctx, const struct subject * subject) {
     expect(llama_memory_seq_rm(llama_get_memory(ctx), 0, subject->n_prompt - 1, -1), "the tail of a sequence can be removed");
@@ -37,7 +40,7 @@ static struct run plain_run(const struct subject * subject) {
     return expected;
 }
 
-static void copied_sequences(const struct subject * subject, const struct run * expected, bool unified) {
+static void copied_sequences(const struct subject * subject, const struct run * expected, bool unified, int at_least) {
     struct llama_context_params params = settings(subject);
     params.n_seq_max  = MOST_SEQUENCES;
     params.kv_unified = unified;
@@ -51,7 +54,7 @@ static void copied_sequences(const struct subject * subject, const struct run * 
     for (llama_seq_id seq = 0; seq < MOST_SEQUENCES; seq++) {
         char what[64];
         snprintf(what, sizeof(what), "%s, copied sequence %d", unified ? "one buffer" : "a buffer each", seq);
-        expect_same(&runs[seq], expected, what);
+        expect_alike(&runs[seq], expected, at_least, what);
     }
     llama_free(ctx);
 }
@@ -85,7 +88,7 @@ static void churn(const struct subject * subject, const struct run * expected) {
 // Evaluated elsewhere and shifted back. Keys are coded twice, so the text may
 // leave the expected one, but not soon.
 static void shifted(const struct subject * subject, const struct run * expected) {
-    enum { BY = 100, AT_LEAST = 16 };
+    enum { BY = 100 };
     struct llama_context * ctx = open_for(subject, 1);
     llama_memory_t memory = llama_get_memory(ctx);
     if (!llama_memory_can_shift(memory)) {
@@ -137,14 +140,32 @@ static void keys_only(const struct subject * subject) {
     llama_free(ctx);
 }
 
-// A sliding window whose cache forgets what it has left behind gives the text
-// of one that keeps everything; the forgetful one can be saved, too.
-static void sliding_window(const struct subject * given, const char * folder) {
+// The model; with a window that is shorter than the prompt, if there is one for it
+// to shorten: a model of another architecture does not know the key.
+static struct llama_model * load(const char * path, bool short_window) {
+    struct llama_model_kv_override overrides[2] = { { .tag = LLAMA_KV_OVERRIDE_TYPE_INT }, { .key = "" } };
+    snprintf(overrides[0].key, sizeof(overrides[0].key), "gemma3.attention.sliding_window");
+    overrides[0].val_i64 = WINDOW;
+    struct llama_model_params params = llama_model_default_params();
+    params.kv_overrides = short_window ? overrides : NULL;
+    struct llama_model * model = llama_model_load_from_file(path, params);
+    if (!model) {
+        give_up("the model cannot be loaded");
+    }
+    return model;
+}
+
+// A sliding window whose cache forgets what it has left behind. It is saved
+// without what it forgot, and so lies elsewhere when it is loaded: sums are then
+// rounded in another way, and the text need not be the same for ever.
+static void sliding_window(const struct subject * given, const char * path, const char * folder) {
     if (llama_model_n_swa(given->model) <= 0) {
         printf("not run: sliding window: this model has none\n");
         return;
     }
     struct subject subject = *given;
+    subject.model = load(path, true);
+    expect(llama_model_n_swa(subject.model) == WINDOW, "the window is %d tokens", WINDOW);
     while (subject.n_prompt < 300) { // longer than the cache of the window
         memcpy(subject.prompt + subject.n_prompt, given->prompt, given->n_prompt * sizeof(llama_token));
         subject.n_prompt += given->n_prompt;
@@ -163,17 +184,23 @@ static void sliding_window(const struct subject * given, const char * folder) {
     feed_prompt(window, &subject, 0, 0);
     const llama_pos first = llama_memory_seq_pos_min(llama_get_memory(window), 0);
     expect(first > 0, "the window's cache has forgotten positions before %d", first);
-    const char * path = state_path(folder, "window");
-    expect(llama_state_save_file(window, path, subject.prompt, subject.n_prompt), "the state of a window is saved");
+    const char * file = state_path(folder, "window");
+    expect(llama_state_save_file(window, file, subject.prompt, subject.n_prompt), "the state of a window is saved");
     const struct run run = continue_prompt(window, &subject);
-    expect_same(&run, &expected, "sliding window");
+    expect_alike(&run, &expected, AT_LEAST, "sliding window");
+    remove_tail(window, &subject);
+    const struct run reused = continue_prompt(window, &subject);
+    expect_alike(&reused, &run, AT_LEAST, "sliding window, prefix reused");
     llama_free(window);
 
     struct llama_context * loaded = open_with(&subject, params);
-    expect(load_whole(loaded, path), "the state of a window is loaded");
+    expect(load_whole(loaded, file), "the state of a window is loaded");
     const struct run again = continue_prompt(loaded, &subject);
-    expect_same(&again, &run, "sliding window, from a file");
+    expect_alike(&again, &run, AT_LEAST, "sliding window, from a file");
     llama_free(loaded);
+
+    copied_sequences(&subject, &expected, true, AT_LEAST);
+    llama_model_free(subject.model);
 }
 
 int main(int argc, char ** argv) {
@@ -185,33 +212,23 @@ int main(int argc, char ** argv) {
     llama_backend_init();
     ggml_backend_load_all();
 
-    // so short a window that this prompt leaves it; other models do not know the key
-    struct llama_model_kv_override overrides[2] = { { .tag = LLAMA_KV_OVERRIDE_TYPE_INT }, { .key = "" } };
-    snprintf(overrides[0].key, sizeof(overrides[0].key), "gemma3.attention.sliding_window");
-    overrides[0].val_i64 = WINDOW;
-    struct llama_model_params params = llama_model_default_params();
-    params.kv_overrides = overrides;
-
     struct subject subject = { .type_k = type_by_name(argv[2]), .type_v = type_by_name(argv[3]) };
-    subject.model = llama_model_load_from_file(argv[1], params);
-    if (!subject.model) {
-        give_up("the model cannot be loaded");
-    }
+    subject.model = load(argv[1], false);
     const struct llama_vocab * vocab = llama_model_get_vocab(subject.model);
     subject.n_prompt = llama_tokenize(vocab, TEXT, sizeof(TEXT) - 1, subject.prompt, CELLS, true, false);
-    if (subject.n_prompt <= WINDOW || subject.n_prompt + 2 * TOKENS > CELLS / MOST_SEQUENCES) {
-        give_up("the prompt must be longer than the window, and short enough for a third of the cache");
+    if (subject.n_prompt <= 0 || subject.n_prompt + TOKENS > CELLS / MOST_SEQUENCES) {
+        give_up("the prompt does not fit into a third of the cache");
     }
 
     const struct run expected = plain_run(&subject);
-    copied_sequences(&subject, &expected, true);
-    copied_sequences(&subject, &expected, false);
+    copied_sequences(&subject, &expected, true, TOKENS);
+    copied_sequences(&subject, &expected, false, TOKENS);
     churn(&subject, &expected);
     saved_and_loaded(&subject, &expected, argv[4]);
     refused_states(&subject, &expected, argv[4]);
     shifted(&subject, &expected);
     keys_only(&subject);
-    sliding_window(&subject, argv[4]);
+    sliding_window(&subject, argv[1], argv[4]);
 
     llama_model_free(subject.model);
     llama_backend_free();

@@ -34,12 +34,12 @@ const OTHERS: [&str; 3] = [
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
 ];
 
-/// A prompt in three parts, of which the middle may go.
-const BEGIN: &str = "Here are some facts about the world.\n";
-const MIDDLE: &str =
-    "The Nile is the longest river of Africa. The highest mountain of Africa is Kilimanjaro.\n";
-const END: &str = "The capital of Italy is Rome. The capital of Spain is Madrid. The capital of Germany is Berlin. \
-    The capital of Japan is Tokyo. The capital of France is";
+/// A prompt in three parts, of which the middle may go. Its end goes on with
+/// certainty, whether or not it has seen the middle.
+const BEGIN: &str = "Some lines of code follow.\n";
+const MIDDLE: &str = "They were written on a rainy Sunday in a small town by the sea, before lunch.\n";
+const END: &str = "for i in range(10):\\n    print(i)\\nfor i in range(10):\\n    print(i)\\n\
+    for i in range(10):\\n    print(i)\\nfor i in range(10):\\n";
 
 pub fn check(log: &Log, workshop: &Workshop, bench: &Bench<'_>) -> Result<Checked> {
     let folder = workshop.folder("test/slots")?;
@@ -243,36 +243,23 @@ fn at_once(server: &Server, planets: &str, checks: &mut Checks) -> Result<()> {
     })
 }
 
-/// The end of a prompt is reused behind a middle that went, by shifting its keys.
-/// It still knows the middle, so that it need not continue as a fresh prompt
-/// does; but it must know what it says itself, and be reused as with f16.
+/// The end of a prompt is reused behind a middle that went, by shifting its keys:
+/// with f16, as a control, and with a compressed cache, the text is a fresh prompt's.
 fn shifted(log: &Log, bench: &Bench<'_>, checks: &mut Checks) -> Result<()> {
-    let mut reused = Vec::new();
     for kind in ["f16", TYPE] {
         let server = Server::start(log, bench, kind, &["--cache-reuse", "8"])?;
-        let whole = server.complete(0, &format!("{BEGIN}{MIDDLE}{END}"))?;
+        server.complete(0, &format!("{BEGIN}{MIDDLE}{END}"))?;
         let short = format!("{BEGIN}{END}");
         let answer = server.complete(0, &short)?;
         let fresh = server.complete(1, &short)?;
-        for (text, when) in [(&whole, "whole"), (&answer, "shifted"), (&fresh, "fresh")] {
-            checks.expect(text.text.trim_start().starts_with("Paris"), || {
-                format!("{kind}, {when}: the capital of France is `{}`", text.text)
-            })?;
-        }
-        checks.expect(
-            answer.cached > fresh.evaluated / 2 + 8 && fresh.cached == 0,
-            || {
-                format!(
-                    "{kind}: only {} tokens of {} were reused",
-                    answer.cached, fresh.evaluated
-                )
-            },
-        )?;
-        reused.push((answer.cached, answer.text));
+        checks.same(&answer, &fresh.text, kind)?;
+        let tokens = fresh.evaluated;
+        let reused = fresh.cached == 0 && answer.evaluated < 8 && answer.cached > tokens - 8;
+        checks.expect(reused, || {
+            format!("{kind}: only {} tokens of {tokens} were reused", answer.cached)
+        })?;
     }
-    checks.expect(reused[0] == reused[1], || {
-        format!("f16 and {TYPE} differ: {reused:?}")
-    })
+    Ok(())
 }
 
 /// A draft model with a compressed cache changes the speed and not the text.
