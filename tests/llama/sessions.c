@@ -4,6 +4,7 @@
 //
 // Usage: sessions MODEL TYPE_K TYPE_V FOLDER   FOLDER: for saved states
 
+#include "keys.h"
 #include "run.h"
 #include "state_files.h"
 #include "type_by_name.h"
@@ -102,6 +103,12 @@ static void shifted(const struct subject * subject, const struct run * expected)
         llama_memory_seq_add(memory, 0, 0, -1, by);
         const struct run run = generate(ctx, subject, subject->n_prompt - 1 + (by < 0 ? 0 : by));
         expect_alike(&run, expected, AT_LEAST, by < 0 ? "shifted back by 100" : "shifted on by 100");
+    }
+    shifted_keys(subject, BY);
+    if (llama_model_n_swa(subject->model) > 0) {
+        printf("not run: text without a shift: a model with a window may find its way by content alone\n");
+        llama_free(ctx);
+        return;
     }
     // as if the shift had changed no key but the last
     llama_memory_clear(memory, true);

@@ -41,14 +41,18 @@ pub fn check(
     run(small, "f16", "f16")?;
     let values = fitting.last().context("no format fits the small model")?;
     let wider = |format: &&FormatSpec| !fitting.iter().any(|other| other.name == format.name);
+    let mut not_run = Vec::new();
     for format in cache_formats().filter(wider).chain([*values]) {
-        let v = if format.holds_values() {
-            format
-        } else {
-            values
-        };
-        run(wide, format.name, v.name)?;
+        match format.holds_values() {
+            true => run(wide, format.name, format.name)?,
+            // but that it cannot shift is seen in every run on the wide model
+            false => not_run.push(format!(
+                "text with keys in {}: so coarse that rounding changes it",
+                format.name
+            )),
+        }
     }
+    checked.add(Checked::new(0, "checks").without(not_run));
     Ok(checked)
 }
 
