@@ -6,6 +6,7 @@
 //                               at run time (GGML_BACKEND_DL)
 
 #include "check.h"
+#include "type_by_name.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -16,17 +17,6 @@
 #include <string.h>
 
 enum { HEADS = 4, KV_HEADS = 2, DIM = 64, N_Q = 5, N_KV = 100 };
-
-static enum ggml_type type_by_name(const char * name) {
-    for (int type = 0; type < GGML_TYPE_COUNT; type++) {
-        const char * found = ggml_type_name((enum ggml_type) type);
-        if (found && strcmp(found, name) == 0) {
-            return (enum ggml_type) type;
-        }
-    }
-    fprintf(stderr, "this ggml has no type %s\n", name);
-    exit(2);
-}
 
 // random values, and what they become in a tensor of this type
 static float * fill(struct ggml_tensor * tensor, unsigned long long seed) {

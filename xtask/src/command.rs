@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, IsTerminal as _, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,7 +71,19 @@ impl Log {
         Ok((status, printed))
     }
 
-    fn spawn(&self, command: &mut Command, stdout: Stdio) -> Result<(ExitStatus, Printed)> {
+    /// Starts a program that goes on while it is used.
+    pub fn start(&self, command: &mut Command) -> Result<Running> {
+        let stdout = self.append()?;
+        let (child, begin) = self.begin(command, stdout.into())?;
+        Ok(Running {
+            child,
+            log: self.path.clone(),
+            begin,
+        })
+    }
+
+    /// Starts a program; also says where in the log its output begins.
+    fn begin(&self, command: &mut Command, stdout: Stdio) -> Result<(Child, u64)> {
         let mut head = self.append()?;
         writeln!(head, "$ {}", in_words(command))?;
         let begin = head.metadata()?.len();
@@ -81,8 +93,14 @@ impl Log {
             .stdout(stdout)
             .stderr(self.append()?)
             .spawn();
-        let mut child = child.with_context(|| format!("cannot run {program}"))?;
+        Ok((
+            child.with_context(|| format!("cannot run {program}"))?,
+            begin,
+        ))
+    }
 
+    fn spawn(&self, command: &mut Command, stdout: Stdio) -> Result<(ExitStatus, Printed)> {
+        let (mut child, begin) = self.begin(command, stdout)?;
         let started = Instant::now();
         let mut life = Life::new();
         let status = loop {
@@ -138,6 +156,61 @@ impl Log {
             .append(true)
             .open(&self.path)
             .with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+/// A program that was started; it is ended when this goes.
+pub struct Running {
+    child: Child,
+    log: PathBuf,
+    begin: u64,
+}
+
+impl Running {
+    /// All that it has printed so far.
+    pub fn printed(&self) -> Result<String> {
+        text_from(&self.log, self.begin)
+    }
+
+    /// Waits until it prints a line with `words`, and returns what follows them
+    /// in that line.
+    pub fn wait_for(&mut self, words: &str, limit: Duration) -> Result<String> {
+        let started = Instant::now();
+        loop {
+            // looked at first: what it said before it ended counts
+            let ended = self.child.try_wait()?;
+            let printed = self.printed()?;
+            let found = printed.split_inclusive('\n').find_map(|line| {
+                let (_, rest) = line.strip_suffix('\n')?.split_once(words)?;
+                Some(rest.trim().to_string())
+            });
+            if let Some(rest) = found {
+                return Ok(rest);
+            }
+            if let Some(status) = ended {
+                bail!(
+                    "the program ended with {status} before it said `{words}`\n{}(all of it: {})",
+                    tail(&printed),
+                    shown(&self.log)
+                );
+            }
+            if started.elapsed() > limit {
+                bail!(
+                    "the program did not say `{words}` within {} s; its output is in {}",
+                    limit.as_secs(),
+                    shown(&self.log)
+                );
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // that it has ended already is what is wanted
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -249,4 +322,39 @@ fn last_line(log: &Path) -> String {
     let last = lines.clone().next().unwrap_or_default();
     let progress = lines.find(|line| line.starts_with('['));
     progress.unwrap_or(last).trim().replace('\x1b', "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_started_program_is_waited_for_and_ended() {
+        const LIMIT: Duration = Duration::from_secs(10);
+        let dir = tempfile::tempdir().unwrap();
+        let log = Log::new(dir.path().join("log")).unwrap();
+        let mut running = log
+            .start(&mut sh("echo ready at 7; exec sleep 100"))
+            .unwrap();
+        assert_eq!(running.wait_for("ready at ", LIMIT).unwrap(), "7");
+        let said = running.wait_for("never", Duration::ZERO).unwrap_err();
+        assert!(said.to_string().contains("did not say `never`"), "{said}");
+        let process = format!("/proc/{}", running.child.id());
+        assert!(Path::new(&process).exists());
+        drop(running);
+        assert!(!Path::new(&process).exists());
+
+        let mut ended = log.start(&mut sh("echo sorry; exit 3")).unwrap();
+        let said = ended.wait_for("ready at ", LIMIT).unwrap_err().to_string();
+        assert!(
+            said.contains("exit status: 3") && said.contains("sorry"),
+            "{said}"
+        );
+    }
 }

@@ -5,6 +5,7 @@ mod digest;
 mod fetch;
 mod generated;
 mod header;
+mod http;
 mod kvforge;
 mod measure;
 mod parse;

@@ -30,6 +30,16 @@ impl Checked {
         self.count
     }
 
+    /// Adds what another part of the step checked, and what it did not run.
+    pub fn add(&mut self, other: Checked) {
+        self.count += other.count;
+        for what in other.not_run {
+            if !self.not_run.contains(&what) {
+                self.not_run.push(what);
+            }
+        }
+    }
+
     /// Parts of the step that did not run, each with its reason.
     pub fn without(mut self, not_run: Vec<String>) -> Self {
         self.not_run = not_run;

@@ -10,13 +10,13 @@ use crate::{Outcome, TreeArg};
 /// Build a llama.cpp tree that kvforge has been shipped into
 ///
 /// Runs cmake, with Ninja if it is there, in TREE/build-kvforge. Builds the
-/// libraries, llama-completion, llama-perplexity, llama-bench and the tests of our
-/// operations, unless targets are named.
+/// libraries, llama-cli, llama-server, llama-completion, llama-perplexity, llama-bench
+/// and the tests of our operations, unless targets are named.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Example:
   kvforge build ~/llama.cpp
-  kvforge build ~/llama.cpp --target llama-server -- -DLLAMA_BUILD_SERVER=ON")]
+  kvforge build ~/llama.cpp --target llama-quantize -- -DGGML_NATIVE=OFF")]
 pub struct Args {
     #[command(flatten)]
     tree: TreeArg,

@@ -8,22 +8,26 @@ use crate::ship::{BUILD_MARK, io_error};
 use crate::{Error, Payload, State, Tree, status, tools};
 
 /// Flags of every build; what the user passes comes later and wins.
-const FLAGS: [&str; 7] = [
+const FLAGS: [&str; 8] = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",
     "-DGGML_CCACHE=OFF",
     "-DLLAMA_OPENSSL=OFF",
-    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAMA_BUILD_SERVER=ON",
+    // the server's web page would be downloaded while building
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_TESTS=ON",
 ];
 
-/// What is built if nothing is asked for: the libraries, the tools that smoke and
-/// measurements use, and the tree's tests of our operations. "Everything" would
-/// not do: upstream's own tests include the server, which is off.
-pub const TARGETS: [&str; 6] = [
+/// What is built if nothing is asked for: the libraries, the programs that people
+/// talk to, the tools that smoke and measurements use, and the tree's tests of our
+/// operations. Everything would be several times as much.
+pub const TARGETS: [&str; 8] = [
     "ggml",
     "llama-completion",
+    "llama-cli",
+    "llama-server",
     "llama-perplexity",
     "llama-bench",
     "test-quantize-fns",

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::PACKAGES;
 use crate::command::Log;
-use crate::kvforge::cargo;
+use crate::kvforge::{Tree, cargo};
 use crate::places::{Workshop, root};
 use crate::report::{Checked, Report, Step};
 
@@ -120,8 +120,31 @@ fn program(
     checks(&printed.stdout)
 }
 
+/// Compiles a C program of this checkout against the headers of a shipped tree.
+pub fn compile_for_tree(log: &Log, tree: &Tree, source: &str, object: &Path) -> Result<()> {
+    let mut compile = Command::new("cc");
+    compile
+        .args(["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
+        .arg("-I")
+        .arg(sources());
+    for include in ["include", "ggml/include", "ggml/src/kvforge"] {
+        compile.arg("-I").arg(tree.root.join(include));
+    }
+    compile.arg("-c").arg(root().join(source));
+    log.run(compile.arg("-o").arg(object))?;
+    Ok(())
+}
+
+/// Has a linker take shared libraries from a folder, now and when the program runs.
+pub fn against(link: &mut Command, folder: &Path, libraries: &[&str]) {
+    link.arg("-L")
+        .arg(folder)
+        .arg(format!("-Wl,-rpath,{}", folder.display()))
+        .args(libraries.iter().map(|name| format!("-l{name}")));
+}
+
 /// Sources of C programs, and `check.h`.
-pub fn sources() -> PathBuf {
+fn sources() -> PathBuf {
     root().join("tests/c")
 }
 

@@ -11,7 +11,7 @@ use kvforge_formats::cache_formats;
 use super::{capi, tree};
 use crate::command::Log;
 use crate::kvforge::{Kvforge, Tree, cargo};
-use crate::places::{Workshop, root};
+use crate::places::Workshop;
 use crate::report::{Checked, Report, Step};
 
 /// How programs get at ggml.
@@ -159,21 +159,7 @@ fn check(
 
 fn compile_c(log: &Log, tree: &Tree, build: &Path, kind: Kind, program: &Path) -> Result<()> {
     let object = program.with_extension("o");
-    let mut compile = Command::new("cc");
-    compile
-        .args(["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
-        .arg("-I")
-        .arg(capi::sources());
-    for include in ["ggml/include", "ggml/src/kvforge"] {
-        compile.arg("-I").arg(tree.root.join(include));
-    }
-    log.run(
-        compile
-            .arg("-c")
-            .arg(root().join("tests/link/attend.c"))
-            .arg("-o")
-            .arg(&object),
-    )?;
+    capi::compile_for_tree(log, tree, "tests/link/attend.c", &object)?;
 
     // ggml is written in C++, so its linker is the one to use
     let mut link = Command::new("c++");
@@ -186,11 +172,7 @@ fn compile_c(log: &Log, tree: &Tree, build: &Path, kind: Kind, program: &Path) -
             link.arg("-fopenmp");
         }
         Kind::Shared | Kind::Loaded => {
-            let bin = build.join("bin");
-            link.arg("-L")
-                .arg(&bin)
-                .arg(format!("-Wl,-rpath,{}", bin.display()))
-                .args(["-lggml", "-lggml-base"]);
+            capi::against(&mut link, &build.join("bin"), &["ggml", "ggml-base"]);
         }
     }
     log.run(link.args(["-lm", "-ldl", "-lpthread", "-o"]).arg(program))?;

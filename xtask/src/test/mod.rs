@@ -4,6 +4,8 @@ mod capi;
 mod link;
 mod refusals;
 mod rust;
+mod server;
+mod sessions;
 mod tree;
 
 use std::path::PathBuf;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 use kvforge_formats::{FormatSpec, cache_formats};
 
-use super::{PACKAGES, link, refusals};
+use super::{PACKAGES, link, refusals, server, sessions};
 use crate::command::Log;
 use crate::digest::Digest;
 use crate::fetch;
@@ -196,6 +196,22 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
             let id = first_id(log, found.kvforge()?, &tree)?;
             refusals::check(log, &found.bench(workshop, &tree)?, id)
         },
+    );
+    report.step(
+        Step {
+            name: "sessions",
+            after: &[BUILD],
+            repair: "look at the hooks cache-shift, cache-can-shift and state-*; the check above is one of tests/llama",
+        },
+        |log| sessions::check(log, workshop, &tree, found.model()?, found.wide()?),
+    );
+    report.step(
+        Step {
+            name: "llama-server",
+            after: &[BUILD],
+            repair: "what the server said is in the log, and each request can be sent by hand",
+        },
+        |log| server::check(log, workshop, &found.bench(workshop, &tree)?),
     );
     report.step(
         Step {

@@ -193,20 +193,24 @@ pub(crate) fn copy_to(machine: &Machine, tally: &mut Tally<'_>) {
     let format = tally.format;
     for (n, len) in shapes(format) {
         let rows = Rows::new(&mut Random(0xc09 + n as u64), n, len);
+        let want = reference_bytes(tally, &rows.values);
         for threads in machine.threads {
             let case = format!("{n} rows of {len}, {threads} threads");
-            let graph = machine.ggml.graph(4);
-            let from = machine.floats(&graph, &[len, n]);
-            let into = machine.cache(&graph, "k", format.into(), &[len, n]);
-            let result = graph.copy(from, into);
-            graph.allocate();
-            graph.write(from, &f32_bytes(&rows.values));
-            graph.write(into, &vec![FILL; graph.len(into)]);
-            let want = reference_bytes(tally, &rows.values);
-            match machine.run(tally, &case, &graph, result, threads) {
-                Ok(counters) => {
+            let copied = |tally: &Tally<'_>, values: &[f32]| {
+                let graph = machine.ggml.graph(4);
+                let from = machine.floats(&graph, &[len, n]);
+                let into = machine.cache(&graph, "k", format.into(), &[len, n]);
+                let result = graph.copy(from, into);
+                graph.allocate();
+                graph.write(from, &f32_bytes(values));
+                graph.write(into, &vec![FILL; graph.len(into)]);
+                let counters = machine.run(tally, &case, &graph, result, threads)?;
+                Ok::<_, ComputeError>((graph.read(into), counters))
+            };
+            match copied(tally, &rows.values) {
+                Ok((bytes, counters)) => {
                     tally.count(&case, &counters, &expected(tally.kernel(), format, n * len));
-                    let wrong = differing_blocks(format, &want, &graph.read(into));
+                    let wrong = differing_blocks(format, &want, &bytes);
                     tally.measure(&case, Against::Reference, wrong as f64, 0.0, 0.0);
                 }
                 Err(e) => {
@@ -214,9 +218,8 @@ pub(crate) fn copy_to(machine: &Machine, tally: &mut Tally<'_>) {
                     continue;
                 }
             }
-            graph.write(from, &f32_bytes(&rows.damaged().values));
-            if machine.run(tally, &case, &graph, result, threads).is_ok() {
-                let noticed = differing_blocks(format, &want, &graph.read(into)) == 1;
+            if let Ok((bytes, _)) = copied(tally, &rows.damaged().values) {
+                let noticed = differing_blocks(format, &want, &bytes) == 1;
                 tally.control(&case, "one value to encode", noticed);
             }
         }
@@ -233,16 +236,19 @@ pub(crate) fn copy_from(machine: &Machine, tally: &mut Tally<'_>) {
             let Some(bytes) = stored(machine, tally, &case, &rows) else {
                 continue;
             };
-            let graph = machine.ggml.graph(4);
-            let from = machine.cache(&graph, "k", format.into(), &[len, n]);
-            let into = machine.floats(&graph, &[len, n]);
-            let result = graph.copy(from, into);
-            graph.allocate();
-            graph.write(from, &bytes);
-            match machine.run(tally, &case, &graph, result, threads) {
-                Ok(counters) => {
+            let copied = |tally: &Tally<'_>, bytes: &[u8]| {
+                let graph = machine.ggml.graph(4);
+                let from = machine.cache(&graph, "k", format.into(), &[len, n]);
+                let into = machine.floats(&graph, &[len, n]);
+                let result = graph.copy(from, into);
+                graph.allocate();
+                graph.write(from, bytes);
+                let counters = machine.run(tally, &case, &graph, result, threads)?;
+                Ok::<_, ComputeError>((f32_values(&graph.read(into)), counters))
+            };
+            match copied(tally, &bytes) {
+                Ok((values, counters)) => {
                     tally.count(&case, &counters, &expected(tally.kernel(), format, n * len));
-                    let values = f32_values(&graph.read(into));
                     compare_decoded(tally, &case, &bytes, len, &values);
                 }
                 Err(e) => {
@@ -252,9 +258,7 @@ pub(crate) fn copy_from(machine: &Machine, tally: &mut Tally<'_>) {
             }
             let mut damaged = bytes.clone();
             damage(format, &mut damaged);
-            graph.write(from, &damaged);
-            if machine.run(tally, &case, &graph, result, threads).is_ok() {
-                let values = f32_values(&graph.read(into));
+            if let Ok((values, _)) = copied(tally, &damaged) {
                 decoding_control(tally, &case, &bytes, &values);
             }
         }

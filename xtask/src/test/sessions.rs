@@ -1,0 +1,69 @@
+//! A cache that lives, through libllama: tests/llama/sessions.c.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use kvforge_formats::{FormatSpec, cache_formats};
+
+use super::{capi, tree};
+use crate::command::Log;
+use crate::kvforge::Tree;
+use crate::places::Workshop;
+use crate::report::Checked;
+
+/// Runs the program on the small model with every format that fits it and with
+/// f16, of which as much is expected; and with the others on the one with wide
+/// heads, which has a sliding window.
+pub fn check(
+    log: &Log,
+    workshop: &Workshop,
+    tree: &Tree,
+    small: &Path,
+    wide: &Path,
+) -> Result<Checked> {
+    let program = build(log, workshop, tree)?;
+    let states = workshop.folder("test/sessions/states")?;
+    let mut checked = Checked::new(0, "checks");
+    let mut run = |model: &Path, k: &str, v: &str| {
+        let mut command = Command::new(&program);
+        command.arg(model).args([k, v]).arg(&states);
+        let printed = log
+            .run(&mut command)
+            .with_context(|| format!("K {k}, V {v}"))?;
+        checked.add(capi::checks(&printed.stdout)?);
+        anyhow::Ok(())
+    };
+    let fitting = tree::fitting();
+    for format in &fitting {
+        run(small, format.name, format.name)?;
+    }
+    run(small, "f16", "f16")?;
+    let values = fitting.last().context("no format fits the small model")?;
+    let wider = |format: &&FormatSpec| !fitting.iter().any(|other| other.name == format.name);
+    let mut not_run = Vec::new();
+    for format in cache_formats().filter(wider).chain([*values]) {
+        match format.holds_values() {
+            true => run(wide, format.name, format.name)?,
+            // but that it cannot shift is seen in every run on the wide model
+            false => not_run.push(format!(
+                "text with keys in {}: so coarse that rounding changes it",
+                format.name
+            )),
+        }
+    }
+    checked.add(Checked::new(0, "checks").without(not_run));
+    Ok(checked)
+}
+
+fn build(log: &Log, workshop: &Workshop, tree: &Tree) -> Result<PathBuf> {
+    let folder = workshop.folder("test/sessions")?;
+    let (object, program) = (folder.join("sessions.o"), folder.join("sessions"));
+    capi::compile_for_tree(log, tree, "tests/llama/sessions.c", &object)?;
+    let mut link = Command::new("c++");
+    link.arg(&object);
+    let libraries = ["llama", "ggml", "ggml-base"];
+    capi::against(&mut link, &tree.build_dir().join("bin"), &libraries);
+    log.run(link.args(["-lm", "-o"]).arg(&program))?;
+    Ok(program)
+}
