@@ -406,13 +406,13 @@ fn run(
         counters: Counters::new(),
     };
 
-    // The first token, which every query sees.
-    let first = inputs.cells[0];
+    // The newest token that every query sees: ALiBi leaves nothing of old ones.
+    let token = inputs.cells[TOKENS - case.positions()];
     for (side, tensor) in [(Damage::K, &mut found.k), (Damage::V, &mut found.v)] {
         if damage == side
             && let Type::Format(spec) = tensor.ty
         {
-            rows::damage(spec, &mut tensor.bytes[first * tensor.row_stride..]);
+            rows::damage(spec, &mut tensor.bytes[token * tensor.row_stride..]);
         }
     }
 
