@@ -259,3 +259,78 @@ fn squared_distance(a: &[f64], b: &[f64]) -> f64 {
 fn energy(a: &[f64]) -> f64 {
     a.iter().map(|a| a * a).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::select::SELECTORS;
+
+    /// Sums of one query at position 79, of one head whose key `j` scores `sin(j)`.
+    fn sums(by: &By, keep: bool) -> Sums {
+        let (n, head_dim) = (80, 128);
+        let unit = |i: usize, x: f32| (0..head_dim).map(move |c| if c == i { x } else { 0.0 });
+        let k: Vec<f32> = (0..n).flat_map(|j| unit(0, (j as f32).sin())).collect();
+        let v: Vec<f32> = (0..n).flat_map(|j| unit(j % 7, 1.0)).collect();
+        let q: Vec<f32> = unit(0, 1.0).collect();
+        let head = Head {
+            head_dim,
+            scale: 1.0,
+            positions: &[n - 1],
+            q: &q,
+            k: &k,
+            v: &v,
+            center: None,
+            keep,
+        };
+        let wanted = std::mem::discriminant(by);
+        let selector = SELECTORS
+            .iter()
+            .find(|s| std::mem::discriminant(&s.by) == wanted);
+        head.measure(selector.unwrap()).unwrap()
+    }
+
+    /// `-ln(mass)` and the output error over `chosen` keys, the plain way.
+    fn expected(chosen: impl Fn(usize) -> bool) -> (f64, f64) {
+        let weight = |j: usize| f64::from((j as f32).sin()).exp();
+        let output = |chosen: &dyn Fn(usize) -> bool| {
+            let mut o = [0.0; 7];
+            (0..80)
+                .filter(|j| chosen(*j))
+                .for_each(|j| o[j % 7] += weight(j));
+            let sum: f64 = o.iter().sum();
+            (o.map(|o| o / sum), sum)
+        };
+        let ((all, total), (some, mass)) = (output(&|_| true), output(&chosen));
+        let error = squared_distance(&some, &all) / energy(&all);
+        ((total / mass).ln(), error.sqrt())
+    }
+
+    #[test]
+    fn chosen_keys_and_no_others_count() {
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} is not {b}");
+        for keep in [false, true] {
+            let newest = sums(&By::Age, keep);
+            let kept = |j: usize| keep && (j < FIRST || j + NEWEST >= 80);
+            let reach = if keep { NEWEST + 16 } else { 16 };
+            let (divergence, error) = expected(|j| kept(j) || j + reach >= 80);
+            near(newest.divergence(1), divergence);
+            near(newest.output_error(1), error);
+            assert!(newest.own_output_error(1).is_none());
+
+            let exact = sums(&By::Exact, keep);
+            let mut order: Vec<usize> = (0..80).filter(|j| !kept(*j)).collect();
+            order.sort_by(|a, b| (*b as f32).sin().total_cmp(&(*a as f32).sin()));
+            let (divergence, error) = expected(|j| kept(j) || order[..16].contains(&j));
+            near(exact.divergence(1), divergence);
+            near(exact.output_error(1), error);
+            near(exact.own_output_error(1).unwrap(), error);
+            assert_eq!(exact.recall(1), 1.0);
+
+            let newest_16 = order.iter().filter(|j| **j + reach >= 80);
+            let both = newest_16.filter(|j| order[..16].contains(j)).count();
+            assert!(both < 16, "a recall of 1 would show nothing");
+            near(newest.recall(1), both as f64 / 16.0);
+            near(newest.output_error(BUDGETS.len() - 1), 0.0);
+        }
+    }
+}
