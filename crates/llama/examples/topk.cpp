@@ -224,25 +224,25 @@ static void score(Watch & w, int layer, const ggml_tensor * kq) {
 // False if there was nothing to choose; else what was found of the true top k, and -ln(mass).
 static bool choose(const Choice & c, float * weights, const std::vector<int> & seen, const float * exact,
                    const float * own, float scale, double & recall, double & divergence) {
+    const auto is_kept = [&](size_t i) { return i < FIRST || i + NEWEST >= seen.size(); };
+    if (c.k == 0) {
+        std::vector<double> scores;
+        for (size_t i = 0; i < seen.size(); i++) {
+            scores.push_back(scale * (double) (is_kept(i) ? exact : own)[seen[i]]);
+        }
+        const double max = *std::max_element(scores.begin(), scores.end());
+        double       sum = 0;
+        for (double & s : scores) {
+            sum += s = std::exp(s - max);
+        }
+        for (size_t i = 0; i < seen.size(); i++) {
+            weights[seen[i]] = scores[i] / sum;
+        }
+        return false;
+    }
     std::vector<int> kept, others;
     for (size_t i = 0; i < seen.size(); i++) {
-        (i < FIRST || i + NEWEST >= seen.size() ? kept : others).push_back(seen[i]);
-    }
-    if (c.k == 0) {
-        double max = -INFINITY, sum = 0;
-        const auto own_or_exact = [&](int j, bool is_kept) { return scale * (double) (is_kept ? exact[j] : own[j]); };
-        const auto each = [&](auto && use) {
-            for (int j : kept) {
-                use(j, own_or_exact(j, true));
-            }
-            for (int j : others) {
-                use(j, own_or_exact(j, false));
-            }
-        };
-        each([&](int, double s) { max = std::max(max, s); });
-        each([&](int, double s) { sum += std::exp(s - max); });
-        each([&](int j, double s) { weights[j] = std::exp(s - max) / sum; });
-        return false;
+        (is_kept(i) ? kept : others).push_back(seen[i]);
     }
     if ((int) others.size() <= c.k) {
         return false;
@@ -262,18 +262,16 @@ static bool choose(const Choice & c, float * weights, const std::vector<int> & s
     std::set_intersection(truth.begin(), truth.end(), chosen.begin(), chosen.end(), std::back_inserter(both));
     kept.insert(kept.end(), chosen.begin(), chosen.end());
     double mass = 0;
+    Floats left;
     for (int j : kept) {
         mass += weights[j];
-    }
-    std::vector<float> left;
-    for (int j : kept) {
-        left.push_back(weights[j] / mass);
+        left.push_back(weights[j]);
     }
     for (int j : seen) {
         weights[j] = 0;
     }
     for (size_t i = 0; i < kept.size(); i++) {
-        weights[kept[i]] = left[i];
+        weights[kept[i]] = left[i] / mass;
     }
     recall     = (double) both.size() / c.k;
     divergence = -std::log(std::min(mass, 1.0));
