@@ -34,19 +34,12 @@ pub fn steps(report: &mut Report, workshop: &Workshop) {
             only_ours(log, &libraries.join("libkvforge.so"))
         },
     );
-    let programs: [(&str, &str, &[&str], &str); 3] = [
-        (
-            "C program, static library",
-            "abi.c",
-            &["cc", "-std=c11"],
-            "libkvforge.a",
-        ),
-        (
-            "C program, shared library",
-            "abi.c",
-            &["cc", "-std=c11"],
-            "libkvforge.so",
-        ),
+    let c: &[&str] = &["cc", "-std=c11"];
+    let programs: [(&str, &str, &[&str], &str); 5] = [
+        ("C program, static library", "abi.c", c, "libkvforge.a"),
+        ("C program, shared library", "abi.c", c, "libkvforge.so"),
+        ("C attention, static library", "attention.c", c, "libkvforge.a"),
+        ("C attention, shared library", "attention.c", c, "libkvforge.so"),
         (
             "C++ program",
             "header.cpp",
