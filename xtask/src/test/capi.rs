@@ -38,8 +38,18 @@ pub fn steps(report: &mut Report, workshop: &Workshop) {
     let programs: [(&str, &str, &[&str], &str); 5] = [
         ("C program, static library", "abi.c", c, "libkvforge.a"),
         ("C program, shared library", "abi.c", c, "libkvforge.so"),
-        ("C attention, static library", "attention.c", c, "libkvforge.a"),
-        ("C attention, shared library", "attention.c", c, "libkvforge.so"),
+        (
+            "C attention, static library",
+            "attention.c",
+            c,
+            "libkvforge.a",
+        ),
+        (
+            "C attention, shared library",
+            "attention.c",
+            c,
+            "libkvforge.so",
+        ),
         (
             "C++ program",
             "header.cpp",
