@@ -1,62 +1,42 @@
-// The C ABI as a C program sees it: every function, every status.
+// The C ABI as a C program sees it: facts, names, counters, and rows of a cache.
 
-#include "check.h"
-#include "kvforge.h"
+#include "formats.h"
 
 #include <float.h>
 #include <math.h>
-#include <stdbool.h>
-#include <string.h>
-
-enum { HEADS = 6, KV_HEADS = 2, GROUP = HEADS / KV_HEADS, DIM = 64, N_Q = 3, N_KV = 70, SPLIT = 33 };
-
-static struct kvf_format_info formats[16];
-static uint32_t n_formats;
-
-static const uint32_t isas[] = { KVF_ISA_SCALAR, KVF_ISA_AVX2 };
-enum { N_ISAS = sizeof(isas) / sizeof(*isas) };
-
-static void * aligned_memory(size_t size) {
-    void * memory = aligned_alloc(64, (size + 63) / 64 * 64);
-    if (!memory) {
-        abort();
-    }
-    memset(memory, 0, size);
-    return memory;
-}
-
-static void fill(float * x, size_t n, unsigned long long seed) {
-    for (size_t i = 0; i < n; i++) {
-        x[i] = gaussian(&seed);
-    }
-}
-
-static bool untouched(const void * memory, size_t n, unsigned char with) {
-    const unsigned char * bytes = memory;
-    for (size_t i = 0; i < n; i++) {
-        if (bytes[i] != with) {
-            return false;
-        }
-    }
-    return true;
-}
 
 // --- what there is -----------------------------------------------------------
 
 static void test_formats(void) {
-    while (n_formats < 16 && kvf_format_info(n_formats, &formats[n_formats]) == KVF_OK) {
-        const struct kvf_format_info * f = &formats[n_formats++];
+    for (uint32_t n = 0; n < n_formats; n++) {
+        const struct kvf_format_info * f = &formats[n];
         CHECK(strlen(f->name) > 0 && strlen(f->name) < sizeof(f->name));
-        CHECK(f->block_len > 0 && f->block_bytes * 8 >= f->block_len * f->code_bits);
-        CHECK(f->gaussian_mse > 0 && f->gaussian_mse < 0.1 && f->gaussian_mse_margin > 0 && f->gaussian_mse_margin < 0.1);
+        CHECK(f->block_len > 0 && DIM % f->block_len == 0 && f->coded_len >= f->block_len);
+        CHECK(f->code_bits > 0 && f->block_bytes * 8 >= f->coded_len * f->code_bits);
+        CHECK(f->gaussian_mse > 0 && f->gaussian_mse < 1 && f->gaussian_mse_margin > 0 && f->gaussian_mse_margin < 0.1);
+        CHECK(f->gaussian_mse_best > 0 && f->gaussian_mse_best <= f->gaussian_mse);
+        CHECK(f->holds_keys <= 1 && f->holds_values <= f->holds_keys);
+        for (uint32_t i = 0; i < n; i++) {
+            CHECK(formats[i].id != f->id && formats[i].layout_hash != f->layout_hash);
+        }
         CHECK(f->score_tolerance > 0 && f->attention_tolerance > 0);
         printf("format %u: %s, %u values in %u bytes\n", f->id, f->name, f->block_len, f->block_bytes);
     }
-    CHECK(n_formats > 0 && n_formats < 16);
     struct kvf_format_info info;
     CHECK(kvf_format_info(n_formats, &info) == KVF_BAD_TYPE);
     CHECK(kvf_format_info(UINT32_MAX, &info) == KVF_BAD_TYPE);
     CHECK(kvf_format_info(0, NULL) == KVF_NULL);
+}
+
+// the format of that name
+static const struct kvf_format_info * by_name(const char * name) {
+    for (uint32_t i = 0; i < n_formats; i++) {
+        if (strcmp(formats[i].name, name) == 0) {
+            return &formats[i];
+        }
+    }
+    fprintf(stderr, "no format %s\n", name);
+    exit(2);
 }
 
 static void test_names(void) {
@@ -76,9 +56,9 @@ static void test_names(void) {
     CHECK(strcmp(kvf_isa_name(KVF_ISA_AUTO), kvf_isa_name(best)) == 0);
     CHECK(kvf_isa_name(1000) == NULL);
 
-    static const char * const ops[] = { "encode", "decode", "score", "attend" };
+    static const char * const ops[] = { "encode", "decode", "score", "attend", "dot" };
     for (uint32_t i = 0; i < n_formats; i++) {
-        for (uint32_t op = KVF_OP_ENCODE; op <= KVF_OP_ATTEND; op++) {
+        for (uint32_t op = KVF_OP_ENCODE; op <= KVF_OP_DOT; op++) {
             char expected[64];
             snprintf(expected, sizeof(expected), "%.31s/%s/scalar", formats[i].name, ops[op]);
             const char * name = kvf_kernel_name(formats[i].id, op, KVF_ISA_SCALAR);
@@ -113,45 +93,91 @@ static void test_table(void) {
 
 // --- rows --------------------------------------------------------------------
 
-static void test_codec(const struct kvf_format_info * f, uint32_t isa) {
-    const size_t n = 1024 * f->block_len, n_bytes = 1024 * f->block_bytes;
+typedef int32_t (*encoder)(uint32_t, uint32_t, const float *, void *, size_t, uint32_t, size_t *);
+
+enum { BLOCKS = 1024 };
+
+// One encoder, and its error: what the format says.
+static void test_encoder(const struct kvf_format_info * f, uint32_t isa, encoder encode, double mse) {
+    const size_t n = BLOCKS * f->block_len, n_bytes = BLOCKS * f->block_bytes;
     float * x = aligned_memory(n * sizeof(float)), * y = aligned_memory(n * sizeof(float));
     unsigned char * bytes = aligned_memory(n_bytes), * again = aligned_memory(n_bytes);
     fill(x, n, f->id);
-
     kvf_counters_reset();
-    CHECK(kvf_encode(f->id, isa, x, bytes, n, 3, NULL) == KVF_OK);
-    CHECK(kvf_counter(f->id, KVF_OP_ENCODE, isa, 3) == 1024 && kvf_counter(f->id, KVF_OP_ENCODE, isa, 0) == 0);
-    CHECK(kvf_encode(f->id, KVF_ISA_SCALAR, x, again, n, 0, NULL) == KVF_OK);
+    CHECK(encode(f->id, isa, x, bytes, n, 3, NULL) == KVF_OK);
+    CHECK(counted(f, KVF_OP_ENCODE, isa, 3) == BLOCKS && counted(f, KVF_OP_ENCODE, isa, 0) == 0);
+    CHECK(encode(f->id, KVF_ISA_SCALAR, x, again, n, 0, NULL) == KVF_OK);
     CHECK(memcmp(bytes, again, n_bytes) == 0);
-
     CHECK(kvf_decode(f->id, isa, KVF_ORIGINAL, bytes, y, n, 5000) == KVF_OK);
-    CHECK(kvf_counter(f->id, KVF_OP_DECODE, isa, 1023) == 1024);
-    double error = 0, norm = 0, dot = 0, rotated_norm = 0, decoded_norm = 0;
+    CHECK(counted(f, KVF_OP_DECODE, isa, 1023) == BLOCKS);
+    double error = 0, norm = 0;
     for (size_t i = 0; i < n; i++) {
         error += (x[i] - y[i]) * (x[i] - y[i]);
+        norm += x[i] * x[i];
+    }
+    CHECK(fabs(error / norm / mse - 1) <= f->gaussian_mse_margin);
+    free(x); free(y); free(bytes); free(again);
+}
+
+// What is read back: in either domain, by a dot product, of a poisoned block.
+static void test_reading(const struct kvf_format_info * f, uint32_t isa) {
+    const size_t n = 4 * f->block_len, n_coded = 4 * f->coded_len, n_bytes = 4 * f->block_bytes;
+    float * x = aligned_memory(n * sizeof(float)), * y = aligned_memory(n * sizeof(float));
+    float * coded = aligned_memory(n_coded * sizeof(float));
+    unsigned char * bytes = aligned_memory(n_bytes);
+    fill(x, n, 5);
+    CHECK(kvf_encode(f->id, isa, x, bytes, n, 0, NULL) == KVF_OK);
+    CHECK(kvf_decode(f->id, isa, KVF_ORIGINAL, bytes, y, n, 0) == KVF_OK);
+    double dot = 0, norm = 0, decoded_norm = 0, coded_norm = 0;
+    for (size_t i = 0; i < n; i++) {
         norm += x[i] * x[i];
         decoded_norm += y[i] * y[i];
         dot += (double) x[i] * y[i];
     }
-    CHECK(fabs(error / norm / f->gaussian_mse - 1) <= f->gaussian_mse_margin);
-
     float result = 0;
     CHECK(kvf_dot(f->id, isa, bytes, x, n, &result, 0) == KVF_OK);
     CHECK(fabs(result - dot) <= f->score_tolerance * sqrt(norm * decoded_norm));
 
-    CHECK(kvf_decode(f->id, isa, KVF_ROTATED, bytes, y, n, 0) == KVF_OK);
-    for (size_t i = 0; i < n; i++) {
-        rotated_norm += y[i] * y[i];
+    CHECK(kvf_decode(f->id, isa, KVF_ROTATED, bytes, coded, n_coded, 0) == KVF_OK);
+    for (size_t i = 0; i < n_coded; i++) {
+        coded_norm += coded[i] * coded[i];
     }
-    CHECK(fabs(rotated_norm / decoded_norm - 1) < 1e-5);
+    if (f->coded_len == f->block_len) {
+        // a rotation keeps lengths
+        CHECK(fabs(coded_norm / decoded_norm - 1) < 1e-5);
+    } else {
+        // signs of a sketch: one size in a block
+        for (size_t i = 0; i < n_coded; i++) {
+            CHECK(fabsf(coded[i]) == fabsf(coded[i / f->coded_len * f->coded_len]) && coded[i] != 0);
+        }
+    }
 
     CHECK(kvf_poison(f->id, bytes, f->block_len) == KVF_OK);
-    CHECK(kvf_decode(f->id, isa, KVF_ORIGINAL, bytes, y, 2 * f->block_len, 0) == KVF_OK);
+    CHECK(kvf_decode(f->id, isa, KVF_ORIGINAL, bytes, y, n, 0) == KVF_OK);
     for (uint32_t i = 0; i < f->block_len; i++) {
         CHECK(isnan(y[i]) && isfinite(y[f->block_len + i]));
     }
-    free(x); free(y); free(bytes); free(again);
+    free(x); free(y); free(coded); free(bytes);
+}
+
+// q4_polar's residual: half a unit of length a block, up or down by one sign.
+static void test_residual(const struct kvf_format_info * f, uint32_t isa) {
+    const size_t n = f->block_len;
+    float * x = aligned_memory(n * sizeof(float)), * y = aligned_memory(n * sizeof(float)), * with = aligned_memory(n * sizeof(float));
+    void * bytes = aligned_memory(f->block_bytes);
+    fill(x, n, 6);
+    CHECK(kvf_encode(f->id, isa, x, bytes, n, 0, NULL) == KVF_OK);
+    CHECK(kvf_decode(f->id, isa, KVF_ROTATED, bytes, y, n, 0) == KVF_OK);
+    CHECK(kvf_decode(KVF_Q4_POLAR_RESIDUAL, isa, KVF_ROTATED, bytes, with, n, 0) == KVF_OK);
+    double smallest = INFINITY, largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double step = fabs(with[i] - y[i]);
+        smallest = fmin(smallest, step);
+        largest = fmax(largest, step);
+    }
+    CHECK(smallest > 0 && largest < smallest * 1.001);
+    CHECK(kvf_encode(KVF_Q4_POLAR_RESIDUAL, isa, x, bytes, n, 0, NULL) == KVF_BAD_TYPE);
+    free(x); free(y); free(with); free(bytes);
 }
 
 static void test_codec_errors(const struct kvf_format_info * f, uint32_t isa) {
@@ -169,23 +195,31 @@ static void test_codec_errors(const struct kvf_format_info * f, uint32_t isa) {
     CHECK(kvf_encode(999, isa, x, bytes, n, 0, &bad) == KVF_BAD_TYPE);
     CHECK(kvf_encode(f->id, isa, x, bytes, n - 1, 0, &bad) == KVF_BAD_SHAPE);
     CHECK(kvf_encode(f->id, 1000, x, bytes, n, 0, &bad) == KVF_UNSUPPORTED);
+    CHECK(kvf_encode_best(f->id, isa, NULL, bytes, n, 0, &bad) == KVF_NULL);
+    CHECK(kvf_encode_best(f->id, isa, x, bytes, n - 1, 0, &bad) == KVF_BAD_SHAPE);
     CHECK(untouched(bytes, n_bytes, 0xA5) && bad == 7);
 
     // blocks before the bad one are written, it and later ones are not
     static const float bad_values[] = { NAN, INFINITY, -INFINITY, FLT_MAX };
-    for (int i = 0; i < 4; i++) {
-        const size_t at = 2 * f->block_len + 5;
-        const float good = x[at];
-        x[at] = bad_values[i];
+    const encoder encoders[] = { kvf_encode, kvf_encode_best };
+    for (int i = 0; i < 8; i++) {
+        const encoder encode = encoders[i / 4];
+        const float value = bad_values[i % 4];
+        const bool overflows = isfinite(value);
+        const size_t start = 2 * f->block_len, at = start + 5;
+        // one large value may still fit the scale of a sketch
+        for (size_t j = start; j < start + f->block_len; j++) {
+            x[j] = overflows || j == at ? value : 1;
+        }
         memset(bytes, 0xA5, n_bytes);
-        const int32_t expected = i < 3 ? KVF_NON_FINITE : KVF_SCALE_OVERFLOW;
-        CHECK(kvf_encode(f->id, isa, x, bytes, n, 0, &bad) == expected);
-        CHECK(bad == (i < 3 ? at : 2 * f->block_len));
+        const int32_t expected = overflows ? KVF_SCALE_OVERFLOW : KVF_NON_FINITE;
+        CHECK(encode(f->id, isa, x, bytes, n, 0, &bad) == expected);
+        CHECK(bad == (overflows ? start : at));
         CHECK(!untouched(bytes, 2 * f->block_bytes, 0xA5));
         CHECK(untouched(bytes + 2 * f->block_bytes, 2 * f->block_bytes, 0xA5));
-        CHECK(kvf_encode(f->id, isa, x, bytes, n, 0, NULL) == expected);
-        x[at] = good;
+        CHECK(encode(f->id, isa, x, bytes, n, 0, NULL) == expected);
     }
+    fill(x, n, 1);
 
     CHECK(kvf_encode(f->id, isa, x, bytes, n, 0, NULL) == KVF_OK);
     memset(y, 0xA5, n * sizeof(float));
@@ -193,7 +227,8 @@ static void test_codec_errors(const struct kvf_format_info * f, uint32_t isa) {
     CHECK(kvf_decode(f->id, isa, KVF_ORIGINAL, bytes, NULL, n, 0) == KVF_NULL);
     CHECK(kvf_decode(999, isa, KVF_ORIGINAL, bytes, y, n, 0) == KVF_BAD_TYPE);
     CHECK(kvf_decode(f->id, isa, 999, bytes, y, n, 0) == KVF_BAD_TYPE);
-    CHECK(kvf_decode(f->id, isa, KVF_ORIGINAL, bytes, y, n + 1, 0) == KVF_BAD_SHAPE);
+    CHECK(kvf_decode(f->id, isa, KVF_ORIGINAL, bytes, y, n - 1, 0) == KVF_BAD_SHAPE);
+    CHECK(kvf_decode(f->id, isa, KVF_ROTATED, bytes, y, f->coded_len / 2, 0) == KVF_BAD_SHAPE);
     CHECK(kvf_decode(f->id, 1000, KVF_ORIGINAL, bytes, y, n, 0) == KVF_UNSUPPORTED);
     CHECK(untouched(y, n * sizeof(float), 0xA5));
 
@@ -229,256 +264,28 @@ static void test_counters(void) {
     free(x); free(bytes);
 }
 
-// --- attention ---------------------------------------------------------------
-
-// A cache of N_KV tokens, both as bytes and as the values that the bytes stand for.
-struct cache {
-    const struct kvf_format_info * format;
-    size_t row_bytes;
-    unsigned char * k, * v;
-    float * k_values, * v_values; // [N_KV, KV_HEADS, DIM]
-    float * q, * out;             // [N_Q, HEADS, DIM]
-    struct kvf_segment segment;
-    struct kvf_attention attention;
-};
-
-static struct cache new_cache(const struct kvf_format_info * f, uint32_t isa) {
-    enum { ROW = KV_HEADS * DIM };
-    struct cache c = { .format = f, .row_bytes = ROW / f->block_len * f->block_bytes };
-    c.k = aligned_memory(N_KV * c.row_bytes);
-    c.v = aligned_memory(N_KV * c.row_bytes);
-    c.k_values = aligned_memory(N_KV * ROW * sizeof(float));
-    c.v_values = aligned_memory(N_KV * ROW * sizeof(float));
-    c.q = aligned_memory(N_Q * HEADS * DIM * sizeof(float));
-    c.out = aligned_memory(N_Q * HEADS * DIM * sizeof(float));
-    fill(c.k_values, N_KV * ROW, 11);
-    fill(c.v_values, N_KV * ROW, 12);
-    fill(c.q, N_Q * HEADS * DIM, 13);
-    CHECK(kvf_encode(f->id, isa, c.k_values, c.k, N_KV * ROW, 0, NULL) == KVF_OK);
-    CHECK(kvf_encode(f->id, isa, c.v_values, c.v, N_KV * ROW, 0, NULL) == KVF_OK);
-    CHECK(kvf_decode(f->id, KVF_ISA_SCALAR, KVF_ORIGINAL, c.k, c.k_values, N_KV * ROW, 0) == KVF_OK);
-    CHECK(kvf_decode(f->id, KVF_ISA_SCALAR, KVF_ORIGINAL, c.v, c.v_values, N_KV * ROW, 0) == KVF_OK);
-    c.segment = (struct kvf_segment) {
-        .k_type = f->id, .v_type = f->id, .k = c.k, .v = c.v, .n_kv = N_KV,
-        .k_row_stride = c.row_bytes, .k_head_stride = c.row_bytes / KV_HEADS,
-        .v_row_stride = c.row_bytes, .v_head_stride = c.row_bytes / KV_HEADS,
-    };
-    c.attention = (struct kvf_attention) {
-        .struct_size = sizeof(struct kvf_attention),
-        .head_dim_k = DIM, .head_dim_v = DIM, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .n_q = N_Q,
-        .q = c.q, .q_row_stride = HEADS * DIM * sizeof(float), .q_head_stride = DIM * sizeof(float),
-        .out = c.out, .out_row_stride = HEADS * DIM * sizeof(float), .out_head_stride = DIM * sizeof(float),
-        .scale = 0.125f, .causal = 1, .q_pos0 = N_KV - N_Q, .n_segments = 1, .isa = isa, .slot = 4,
-    };
-    return c;
-}
-
-static void free_cache(struct cache * c) {
-    free(c->k); free(c->v); free(c->k_values); free(c->v_values); free(c->q); free(c->out);
-}
-
-static double key_dot(const struct cache * c, int q, int head, int key) {
-    double sum = 0;
-    for (int i = 0; i < DIM; i++) {
-        sum += (double) c->q[(q * HEADS + head) * DIM + i] * c->k_values[(key * KV_HEADS + head / GROUP) * DIM + i];
-    }
-    return sum;
-}
-
-// The largest difference between `out` and a softmax written as in a textbook,
-// over the largest value.
-static double attention_error(const struct cache * c) {
-    double worst = 0, largest = 0;
-    for (int i = 0; i < N_KV * KV_HEADS * DIM; i++) {
-        largest = fmax(largest, fabs(c->v_values[i]));
-    }
-    for (int q = 0; q < N_Q; q++) {
-        for (int head = 0; head < HEADS; head++) {
-            double sum = 0, expected[DIM] = { 0 };
-            for (int key = 0; key <= N_KV - N_Q + q; key++) {
-                const double weight = exp(c->attention.scale * key_dot(c, q, head, key));
-                sum += weight;
-                for (int i = 0; i < DIM; i++) {
-                    expected[i] += weight * c->v_values[(key * KV_HEADS + head / GROUP) * DIM + i];
-                }
-            }
-            for (int i = 0; i < DIM; i++) {
-                const double error = fabs(c->out[(q * HEADS + head) * DIM + i] - expected[i] / sum);
-                worst = error > worst || isnan(error) ? error : worst;
-            }
-        }
-    }
-    return worst / largest;
-}
-
-static void test_attention(const struct kvf_format_info * f, uint32_t isa) {
-    struct cache c = new_cache(f, isa);
-    c.attention.segments = &c.segment;
-    const size_t size = kvf_attend_scratch(&c.attention, N_Q);
-    CHECK(size > 0);
-    void * scratch = aligned_memory(size);
-
-    kvf_counters_reset();
-    for (size_t head = 0; head < KV_HEADS; head++) {
-        CHECK(kvf_attend(&c.attention, head, 0, N_Q, scratch, size) == KVF_OK);
-    }
-    CHECK(attention_error(&c) <= f->attention_tolerance);
-    CHECK(kvf_counter(f->id, KVF_OP_ATTEND, isa, 4) == N_Q * HEADS);
-
-    // the same in two parts, merged
-    CHECK(kvf_partial_floats(&c.attention) == DIM + 2);
-    const size_t floats = N_Q * GROUP * (DIM + 2);
-    float * partials = aligned_memory(2 * floats * sizeof(float));
-    memset(c.out, 0, N_Q * HEADS * DIM * sizeof(float));
-    for (size_t head = 0; head < KV_HEADS; head++) {
-        CHECK(kvf_attend_partial(&c.attention, head, 0, N_Q, 0, 0, SPLIT, partials, scratch, size) == KVF_OK);
-        CHECK(kvf_attend_partial(&c.attention, head, 0, N_Q, 0, SPLIT, N_KV, partials + floats, scratch, size) == KVF_OK);
-        CHECK(kvf_attend_merge(&c.attention, head, 0, N_Q, partials, 2, floats) == KVF_OK);
-    }
-    CHECK(attention_error(&c) <= f->attention_tolerance);
-    CHECK(kvf_counter(f->id, KVF_OP_ATTEND, isa, 4) == 2 * N_Q * HEADS);
-    free(partials); free(scratch);
-    free_cache(&c);
-}
-
-static void test_attention_errors(const struct kvf_format_info * f) {
-    struct cache c = new_cache(f, KVF_ISA_SCALAR);
-    const struct kvf_segment good_segment = c.segment;
-    const struct kvf_attention good = c.attention;
-    const size_t out_bytes = N_Q * HEADS * DIM * sizeof(float);
-    c.attention.segments = &c.segment;
-    const size_t size = kvf_attend_scratch(&c.attention, N_Q);
-    unsigned char * scratch = aligned_memory(size + 64);
-    float * partials = aligned_memory(N_Q * GROUP * (DIM + 2) * sizeof(float));
-    memset(c.out, 0xA5, out_bytes);
-
-    // each change makes the call wrong in one way
-#define WRONG(change, status) do { \
-        c.segment = good_segment; \
-        c.attention = good; \
-        c.attention.segments = &c.segment; \
-        change; \
-        CHECK(kvf_attend(&c.attention, 0, 0, N_Q, scratch, size) == (status)); \
-        CHECK(kvf_attend_partial(&c.attention, 0, 0, N_Q, 0, 0, N_KV, partials, scratch, size) == (status)); \
-        CHECK(untouched(c.out, out_bytes, 0xA5)); \
-    } while (0)
-    WRONG(c.attention.q = NULL, KVF_NULL);
-    WRONG(c.attention.segments = NULL, KVF_NULL);
-    WRONG(c.segment.k = NULL, KVF_NULL);
-    WRONG(c.segment.v = NULL, KVF_NULL);
-    WRONG(c.segment.k_type = 999, KVF_BAD_TYPE);
-    WRONG(c.segment.v_type = 999, KVF_BAD_TYPE);
-    WRONG((c.segment.mask = c.q, c.segment.mask_type = f->id), KVF_BAD_TYPE);
-    WRONG(c.attention.n_heads = 0, KVF_BAD_SHAPE);
-    WRONG(c.attention.n_kv_heads = 0, KVF_BAD_SHAPE);
-    WRONG(c.attention.n_heads = HEADS + 1, KVF_BAD_SHAPE);
-    WRONG(c.attention.head_dim_k = DIM - 1, KVF_BAD_SHAPE);
-    WRONG(c.attention.head_dim_v = 0, KVF_BAD_SHAPE);
-    WRONG(c.attention.n_segments = KVF_MAX_SEGMENTS + 1, KVF_BAD_SHAPE);
-    WRONG(c.segment.k_row_stride = 1, KVF_BAD_SHAPE);
-    WRONG(c.segment.v_row_stride = SIZE_MAX, KVF_BAD_SHAPE);
-    WRONG(c.attention.q_row_stride = 4, KVF_BAD_SHAPE);
-    WRONG(c.segment.n_kv = SIZE_MAX / 2, KVF_BAD_SHAPE);
-    WRONG(c.attention.isa = 1000, KVF_UNSUPPORTED);
-    WRONG(c.attention.struct_size = 0, KVF_UNSUPPORTED);
-#undef WRONG
-
-    c.segment = good_segment;
-    c.attention = good;
-    c.attention.segments = &c.segment;
-    const struct kvf_attention * a = &c.attention;
-    CHECK(kvf_attend(NULL, 0, 0, N_Q, scratch, size) == KVF_NULL);
-    CHECK(kvf_attend(a, KV_HEADS, 0, N_Q, scratch, size) == KVF_BAD_SHAPE);
-    CHECK(kvf_attend(a, 0, 0, N_Q + 1, scratch, size) == KVF_BAD_SHAPE);
-    CHECK(kvf_attend(a, 0, 2, 1, scratch, size) == KVF_BAD_SHAPE);
-    CHECK(kvf_attend(a, 0, 0, N_Q, NULL, size) == KVF_NULL);
-    CHECK(kvf_attend(a, 0, 0, N_Q, scratch + 4, size) == KVF_SCRATCH);
-    CHECK(kvf_attend(a, 0, 0, N_Q, scratch, 64) == KVF_SCRATCH);
-    CHECK(kvf_attend_partial(NULL, 0, 0, N_Q, 0, 0, N_KV, partials, scratch, size) == KVF_NULL);
-    CHECK(kvf_attend_partial(a, 0, 0, N_Q, 0, 0, N_KV, NULL, scratch, size) == KVF_NULL);
-    CHECK(kvf_attend_partial(a, 0, 0, N_Q, 1, 0, N_KV, partials, scratch, size) == KVF_BAD_SHAPE);
-    CHECK(kvf_attend_partial(a, 0, 0, N_Q, 0, 0, N_KV + 1, partials, scratch, size) == KVF_BAD_SHAPE);
-    CHECK(kvf_attend_partial(a, 0, 0, N_Q, 0, 0, N_KV, partials, scratch, 64) == KVF_SCRATCH);
-    CHECK(kvf_attend_merge(NULL, 0, 0, N_Q, partials, 1, 0) == KVF_NULL);
-    CHECK(kvf_attend_merge(a, 0, 0, N_Q, NULL, 1, N_Q * GROUP * (DIM + 2)) == KVF_NULL);
-    CHECK(kvf_attend_merge(a, KV_HEADS, 0, N_Q, partials, 1, N_Q * GROUP * (DIM + 2)) == KVF_BAD_SHAPE);
-    CHECK(kvf_attend_merge(a, 0, 0, N_Q, partials, 2, 1) == KVF_BAD_SHAPE);
-    CHECK(untouched(c.out, out_bytes, 0xA5));
-    CHECK(kvf_attend_scratch(NULL, N_Q) == 0 && kvf_partial_floats(NULL) == 0);
-
-    free(scratch); free(partials);
-    free_cache(&c);
-}
-
-static void test_scores(const struct kvf_format_info * f, uint32_t isa) {
-    struct cache c = new_cache(f, isa);
-    float * out = aligned_memory(N_Q * HEADS * N_KV * sizeof(float));
-    struct kvf_scores s = {
-        .struct_size = sizeof(s), .k_type = f->id, .isa = isa, .slot = 6, .head_dim = DIM,
-        .n_heads = HEADS, .n_kv_heads = KV_HEADS, .n_q = N_Q, .n_kv = N_KV,
-        .q = c.q, .q_row_stride = HEADS * DIM * sizeof(float), .q_head_stride = DIM * sizeof(float),
-        .k = c.k, .k_row_stride = c.row_bytes, .k_head_stride = c.row_bytes / KV_HEADS,
-        .out = out, .out_row_stride = HEADS * N_KV * sizeof(float), .out_head_stride = N_KV * sizeof(float),
-    };
-    s.scratch_bytes = kvf_score_scratch(&s);
-    CHECK(s.scratch_bytes > 0);
-    s.scratch = aligned_memory(s.scratch_bytes);
-    kvf_counters_reset();
-    CHECK(kvf_score(&s) == KVF_OK);
-    CHECK(kvf_counter(f->id, KVF_OP_SCORE, isa, 6) == (uint64_t) N_Q * HEADS * N_KV);
-    double worst = 0;
-    for (int q = 0; q < N_Q; q++) {
-        for (int head = 0; head < HEADS; head++) {
-            for (int key = 0; key < N_KV; key++) {
-                double norms = 0, k_norm = 0;
-                for (int i = 0; i < DIM; i++) {
-                    const double a = c.q[(q * HEADS + head) * DIM + i], b = c.k_values[(key * KV_HEADS + head / GROUP) * DIM + i];
-                    norms += a * a;
-                    k_norm += b * b;
-                }
-                const double error = fabs(out[(q * HEADS + head) * N_KV + key] - key_dot(&c, q, head, key)) / sqrt(norms * k_norm);
-                worst = error > worst || isnan(error) ? error : worst;
-            }
-        }
-    }
-    CHECK(worst <= f->score_tolerance);
-
-    const struct kvf_scores good = s;
-#define WRONG(change, status) do { s = good; change; CHECK(kvf_score(&s) == (status)); } while (0)
-    WRONG(s.q = NULL, KVF_NULL);
-    WRONG(s.k = NULL, KVF_NULL);
-    WRONG(s.out = NULL, KVF_NULL);
-    WRONG(s.scratch = NULL, KVF_NULL);
-    WRONG(s.k_type = 999, KVF_BAD_TYPE);
-    WRONG(s.n_heads = HEADS + 1, KVF_BAD_SHAPE);
-    WRONG(s.head_dim = DIM - 1, KVF_BAD_SHAPE);
-    WRONG(s.k_row_stride = 1, KVF_BAD_SHAPE);
-    WRONG(s.isa = 1000, KVF_UNSUPPORTED);
-    WRONG(s.struct_size = 0, KVF_UNSUPPORTED);
-    WRONG(s.scratch_bytes = 1, KVF_SCRATCH);
-#undef WRONG
-    CHECK(kvf_score(NULL) == KVF_NULL && kvf_score_scratch(NULL) == 0);
-    free(good.scratch); free(out);
-    free_cache(&c);
-}
-
 int main(void) {
+    CHECK(load_formats());
     test_formats();
     test_names();
     test_table();
     test_counters();
     for (uint32_t i = 0; i < n_formats; i++) {
+        const struct kvf_format_info * f = &formats[i];
         for (int j = 0; j < N_ISAS; j++) {
-            if (kvf_isa_resolve(isas[j]) == 0) {
-                printf("not run: %s: this machine has no %s\n", formats[i].name, kvf_isa_name(isas[j]));
-                continue;
+            if (has_isa(f, isas[j])) {
+                test_encoder(f, isas[j], kvf_encode, f->gaussian_mse);
+                test_encoder(f, isas[j], kvf_encode_best, f->gaussian_mse_best);
+                test_reading(f, isas[j]);
+                test_codec_errors(f, isas[j]);
             }
-            test_codec(&formats[i], isas[j]);
-            test_codec_errors(&formats[i], isas[j]);
-            test_attention(&formats[i], isas[j]);
-            test_scores(&formats[i], isas[j]);
         }
-        test_attention_errors(&formats[i]);
+    }
+    const struct kvf_format_info * polar = by_name("q4_polar");
+    for (int j = 0; j < N_ISAS; j++) {
+        if (has_isa(polar, isas[j])) {
+            test_residual(polar, isas[j]);
+        }
     }
     return report();
 }

@@ -8,6 +8,7 @@ use std::ptr::{null, null_mut};
 
 use common::*;
 use kvforge_capi::*;
+use kvforge_formats::{Domain, FORMATS};
 
 const DIM: usize = 64;
 const KV_HEADS: usize = 2;
@@ -28,17 +29,23 @@ struct Call {
 }
 
 impl Call {
+    /// Keys of `tbq4_0` and values of `tbq3_0`.
     fn new(isa: u32) -> Call {
-        let q = random(N_Q * HEADS * DIM, 1);
-        let k = encoded(2, &random(N_KV * KV_HEADS * DIM, 2));
-        let v = encoded(1, &random(N_KV * KV_HEADS * DIM, 3));
+        Call::of(isa, 2, 1, DIM)
+    }
+
+    /// Of any types and head size.
+    fn of(isa: u32, k_type: u32, v_type: u32, dim: usize) -> Call {
+        let q = random(N_Q * HEADS * dim, 1);
+        let k = stored(k_type, &random(N_KV * KV_HEADS * dim, 2));
+        let v = stored(v_type, &random(N_KV * KV_HEADS * dim, 3));
         let mask = random(N_Q * N_KV, 4);
         let per_head = random(2 * HEADS, 5);
-        let mut out = vec![RUBBISH; N_Q * HEADS * DIM];
+        let mut out = vec![RUBBISH; N_Q * HEADS * dim];
         let (k_row, v_row) = (k.len() / N_KV, v.len() / N_KV);
         let segment = Box::new(kvf_segment {
-            k_type: 2,
-            v_type: 1,
+            k_type,
+            v_type,
             k: k.as_ptr().cast(),
             v: v.as_ptr().cast(),
             n_kv: N_KV,
@@ -55,17 +62,17 @@ impl Call {
         });
         let a = kvf_attention {
             struct_size: size_of::<kvf_attention>(),
-            head_dim_k: DIM,
-            head_dim_v: DIM,
+            head_dim_k: dim,
+            head_dim_v: dim,
             n_heads: HEADS,
             n_kv_heads: KV_HEADS,
             n_q: N_Q,
             q: floats(&q),
-            q_row_stride: 4 * HEADS * DIM,
-            q_head_stride: 4 * DIM,
+            q_row_stride: 4 * HEADS * dim,
+            q_head_stride: 4 * dim,
             out: out.as_mut_ptr(),
-            out_row_stride: 4 * HEADS * DIM,
-            out_head_stride: 4 * DIM,
+            out_row_stride: 4 * HEADS * dim,
+            out_head_stride: 4 * dim,
             scale: 0.125,
             softcap: 0.0,
             slopes: floats(&per_head),
@@ -140,6 +147,14 @@ impl Call {
     fn partial_floats(&self) -> usize {
         // SAFETY: `a` is readable.
         unsafe { kvf_partial_floats(&self.a) }
+    }
+}
+
+/// Values as a tensor of fp32 or of a format holds them.
+fn stored(kind: u32, x: &[f32]) -> Vec<u8> {
+    match kind {
+        KVF_F32 => x.iter().flat_map(|v| v.to_ne_bytes()).collect(),
+        id => encoded(id, x),
     }
 }
 
@@ -335,30 +350,71 @@ fn null_structs_and_ranges_are_refused() {
     assert!(call.out.iter().chain(&partials).all(|v| *v == RUBBISH));
 }
 
+/// Every format as K and as V beside fp32, with a head size that fits all.
+fn pairs() -> impl Iterator<Item = (u32, u32, bool)> {
+    let keys = FORMATS.iter().map(|s| (s.id, KVF_F32, s.holds_keys()));
+    let values = FORMATS.iter().map(|s| (KVF_F32, s.id, s.holds_values()));
+    keys.chain(values)
+}
+
+#[test]
+fn attention_takes_what_a_format_may_hold() {
+    for isa in isas() {
+        for (k_type, v_type, fits) in pairs() {
+            let mut call = Call::of(isa, k_type, v_type, 128);
+            let status = if fits { KVF_OK } else { KVF_BAD_SHAPE };
+            assert_eq!(call.attend(), status, "K {k_type:#x}, V {v_type:#x}");
+            assert_eq!(call.out.iter().any(|v| *v != RUBBISH), fits);
+            if !fits {
+                continue;
+            }
+            // The same keys and values in fp32, which no kernel of a format reads.
+            let [k, v] = [(k_type, 2), (v_type, 3)].map(|(kind, seed)| {
+                let x = random(N_KV * KV_HEADS * 128, seed);
+                match kind {
+                    KVF_F32 => x,
+                    id => decoded(id, &encoded(id, &x), Domain::Original),
+                }
+            });
+            let mut plain = Call::of(isa, KVF_F32, KVF_F32, 128);
+            (plain.segment.k, plain.segment.v) = (k.as_ptr().cast(), v.as_ptr().cast());
+            assert_eq!(plain.attend(), KVF_OK);
+            let largest = v.iter().fold(0_f32, |a, v| a.max(v.abs()));
+            for (a, b) in call.out.iter().zip(&plain.out) {
+                assert!(
+                    (a - b).abs() <= 5e-6 * largest,
+                    "{a} {b}: K {k_type:#x}, V {v_type:#x}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn merged_partials_are_the_whole() {
+    const DIM: usize = 128;
     for isa in isas() {
-        let mut call = Call::new(isa);
-        assert_eq!(call.attend(), KVF_OK);
-        let whole = call.out.clone();
-        let stride = N_Q * HEADS / KV_HEADS * call.partial_floats();
-        let mut partials = vec![0.0; 2 * stride];
-        assert_eq!(call.partial((0, 33), partials.as_mut_ptr()), KVF_OK);
-        assert_eq!(
-            call.partial((33, N_KV), partials[stride..].as_mut_ptr()),
-            KVF_OK
-        );
-        call.out.fill(RUBBISH);
-        assert_eq!(call.merge(partials.as_ptr(), 2, stride), KVF_OK);
-        for (a, b) in call.out.iter().zip(&whole) {
-            assert!((a - b).abs() <= 1e-6, "{a} {b}");
-        }
-        // Without a partial, no key was seen.
-        assert_eq!(call.merge(null(), 0, 0), KVF_OK);
-        let group = HEADS / KV_HEADS * DIM;
-        for row in call.out.chunks(HEADS * DIM) {
-            assert!(row[..group].iter().all(|v| *v == 0.0));
-            assert!(row[group..].iter().all(|v| *v == RUBBISH));
+        for (k_type, v_type, _) in pairs().filter(|(_, _, fits)| *fits) {
+            let mut call = Call::of(isa, k_type, v_type, DIM);
+            assert_eq!(call.attend(), KVF_OK);
+            let whole = call.out.clone();
+            let stride = N_Q * HEADS / KV_HEADS * call.partial_floats();
+            let mut partials = vec![0.0; 2 * stride];
+            assert_eq!(call.partial((0, 33), partials.as_mut_ptr()), KVF_OK);
+            let second = partials[stride..].as_mut_ptr();
+            assert_eq!(call.partial((33, N_KV), second), KVF_OK);
+            call.out.fill(RUBBISH);
+            assert_eq!(call.merge(partials.as_ptr(), 2, stride), KVF_OK);
+            for (a, b) in call.out.iter().zip(&whole) {
+                assert!((a - b).abs() <= 2e-6, "{a} {b}");
+            }
+            // Without a partial, no key was seen.
+            assert_eq!(call.merge(null(), 0, 0), KVF_OK);
+            let group = HEADS / KV_HEADS * DIM;
+            for row in call.out.chunks(HEADS * DIM) {
+                assert!(row[..group].iter().all(|v| *v == 0.0));
+                assert!(row[group..].iter().all(|v| *v == RUBBISH));
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Codecs, scores, counters and facts through the C ABI: every bad argument has
+//! Codecs, counters and facts through the C ABI: every bad argument has
 //! its status and writes nothing; good ones do what the Rust functions behind
 //! them do.
 
@@ -9,237 +9,236 @@ use std::ptr::{null, null_mut};
 
 use common::*;
 use kvforge_capi::*;
-use kvforge_formats::FORMATS;
+use kvforge_formats::{Domain, FORMATS, FormatSpec, q4_polar};
 
-const DIM: usize = 64;
-const KV_HEADS: usize = 2;
-const HEADS: usize = 6;
-const N_Q: usize = 3;
-const N_KV: usize = 70;
+type Encode =
+    unsafe extern "C" fn(u32, u32, *const f32, *mut c_void, usize, u32, *mut usize) -> i32;
 
-#[test]
-fn codecs_check_their_arguments() {
-    let x = random(96, 6);
-    for isa in isas() {
-        for spec in FORMATS {
-            let good = encoded(spec.id, &x);
-            let mut bytes = vec![0xee_u8; good.len() + 1];
-            let mut bad = usize::MAX;
-            let p: *mut c_void = bytes.as_mut_ptr().cast();
-            // SAFETY: pointers are null, misaligned, or lead to enough memory.
-            unsafe {
-                let misaligned = floats(&x).wrapping_byte_add(1);
-                for (ty, isa, x, p, n, status) in [
-                    (77, isa, floats(&x), p, 96, KVF_BAD_TYPE),
-                    (KVF_F16, isa, floats(&x), p, 96, KVF_BAD_TYPE),
-                    (spec.id, 9, floats(&x), p, 96, KVF_UNSUPPORTED),
-                    (spec.id, isa, null(), p, 96, KVF_NULL),
-                    (spec.id, isa, floats(&x), null_mut(), 96, KVF_NULL),
-                    (spec.id, isa, floats(&x), p, 95, KVF_BAD_SHAPE),
-                    (spec.id, isa, floats(&x), p, usize::MAX - 31, KVF_BAD_SHAPE),
-                    (spec.id, isa, misaligned, p, 64, KVF_BAD_SHAPE),
-                ] {
-                    assert_eq!(kvf_encode(ty, isa, x, p, n, 0, &mut bad), status);
-                }
-                assert_eq!(kvf_poison(77, p, 96), KVF_BAD_TYPE);
-                assert_eq!(kvf_poison(spec.id, null_mut(), 96), KVF_NULL);
-                assert_eq!(kvf_poison(spec.id, p, 95), KVF_BAD_SHAPE);
-                assert!(bytes.iter().all(|b| *b == 0xee));
-                assert_eq!(bad, usize::MAX);
+/// Which of a format's reference encoders.
+type Reference = fn(&FormatSpec) -> kvforge_formats::Encode;
 
-                let mut y = vec![RUBBISH; 96];
-                let y_ptr = y.as_mut_ptr();
-                let b: *const c_void = good.as_ptr().cast();
-                for (ty, isa, domain, b, y, n, status) in [
-                    (0, isa, KVF_ORIGINAL, b, y_ptr, 96, KVF_BAD_TYPE),
-                    (spec.id, 3, KVF_ORIGINAL, b, y_ptr, 96, KVF_UNSUPPORTED),
-                    (spec.id, isa, 2, b, y_ptr, 96, KVF_BAD_TYPE),
-                    (spec.id, isa, KVF_ROTATED, null(), y_ptr, 96, KVF_NULL),
-                    (spec.id, isa, KVF_ROTATED, b, null_mut(), 96, KVF_NULL),
-                    (spec.id, isa, KVF_ROTATED, b, y_ptr, 33, KVF_BAD_SHAPE),
-                    (KVF_Q8_0, isa, KVF_ROTATED, b, y_ptr, 33, KVF_BAD_SHAPE),
-                    (
-                        KVF_F16,
-                        isa,
-                        KVF_ORIGINAL,
-                        b,
-                        y_ptr,
-                        usize::MAX / 2,
-                        KVF_BAD_SHAPE,
-                    ),
-                    (
-                        spec.id,
-                        isa,
-                        KVF_ROTATED,
-                        b,
-                        y_ptr.wrapping_byte_add(3),
-                        32,
-                        KVF_BAD_SHAPE,
-                    ),
-                ] {
-                    assert_eq!(kvf_decode(ty, isa, domain, b, y, n, 0), status);
-                }
-                let (out, q) = (&mut y[0] as *mut f32, floats(&x));
-                for (ty, isa, b, q, n, out, status) in [
-                    (KVF_Q8_0, isa, b, q, 96, out, KVF_BAD_TYPE),
-                    (spec.id, 4, b, q, 96, out, KVF_UNSUPPORTED),
-                    (spec.id, isa, null(), q, 96, out, KVF_NULL),
-                    (spec.id, isa, b, null(), 96, out, KVF_NULL),
-                    (spec.id, isa, b, q, 96, null_mut(), KVF_NULL),
-                    (spec.id, isa, b, q, 40, out, KVF_BAD_SHAPE),
-                    (spec.id, isa, b, misaligned, 64, out, KVF_BAD_SHAPE),
-                ] {
-                    assert_eq!(kvf_dot(ty, isa, b, q, n, out, 0), status);
-                }
-                assert!(y.iter().all(|v| *v == RUBBISH));
-            }
-        }
+/// The two encoders, and the references that they must equal.
+const ENCODERS: [(Encode, Reference); 2] = [
+    (kvf_encode, |spec| spec.encode),
+    (kvf_encode_best, |spec| spec.encode_best),
+];
+
+/// The instruction set of the kernel that serves and counts an operation.
+fn counted(spec: &FormatSpec, op: u32, isa: u32) -> u32 {
+    let name = text(kvf_kernel_name(spec.id, op, isa));
+    match name.ends_with("/scalar") {
+        true => KVF_ISA_SCALAR,
+        false => isa,
     }
 }
 
 #[test]
-fn codecs_do_what_the_reference_does() {
-    let x = random(96, 7);
-    for isa in isas() {
-        for spec in FORMATS {
-            let good = encoded(spec.id, &x);
-            let n = good.len();
-            // An odd address: bytes need no alignment.
-            let mut bytes = vec![0xee_u8; n + 1];
-            let mut y = vec![0.0; 96];
-            let mut expected = vec![0.0; 96];
-            let mut dot = 0.0;
-            (spec.decode)(&good, &mut expected, kvforge_formats::Domain::Original).unwrap();
-            // SAFETY: pointers lead to enough memory.
-            unsafe {
-                let p: *mut c_void = bytes[1..].as_mut_ptr().cast();
-                assert_eq!(
-                    kvf_encode(spec.id, isa, floats(&x), p, 96, 0, null_mut()),
-                    KVF_OK
-                );
-                assert_eq!(bytes[1..], good);
-                let y_ptr = y.as_mut_ptr();
-                assert_eq!(
-                    kvf_decode(spec.id, isa, KVF_ORIGINAL, p, y_ptr, 96, 0),
-                    KVF_OK
-                );
-                assert_eq!(y, expected);
-                assert_eq!(
-                    kvf_dot(spec.id, isa, p, floats(&x), 96, &mut dot, 0),
-                    KVF_OK
-                );
-                let exact: f64 = x.iter().zip(&y).map(|(a, b)| f64::from(a * b)).sum();
-                assert!((f64::from(dot) - exact).abs() < 1e-5, "{dot} {exact}");
-
-                // Blocks before a bad one are written, it and later ones are not.
-                let mut x = x.clone();
-                let mut bad = 0;
-                for (value, index, status) in [
-                    (f32::NAN, 70, KVF_NON_FINITE),
-                    (f32::INFINITY, 70, KVF_NON_FINITE),
-                    (1e20, 64, KVF_SCALE_OVERFLOW),
-                ] {
-                    x[70] = value;
-                    bytes.fill(0xee);
-                    let p: *mut c_void = bytes[1..].as_mut_ptr().cast();
-                    let found = kvf_encode(spec.id, isa, floats(&x), p, 96, 0, &mut bad);
-                    assert_eq!((found, bad), (status, index));
-                    assert_eq!(
-                        kvf_encode(spec.id, isa, floats(&x), p, 96, 0, null_mut()),
-                        status
-                    );
-                    let written = 2 * spec.block_bytes;
-                    assert_eq!(bytes[1..=written], good[..written]);
-                    assert!(bytes[written + 1..].iter().all(|b| *b == 0xee));
-                }
-
-                let p: *mut c_void = bytes[1..].as_mut_ptr().cast();
-                assert_eq!(kvf_poison(spec.id, p, 96), KVF_OK);
-                assert_eq!(
-                    kvf_decode(spec.id, isa, KVF_ROTATED, p, y_ptr, 96, 0),
-                    KVF_OK
-                );
-                assert!(y.iter().all(|v| v.is_nan()));
+fn encoders_check_their_arguments() {
+    for (isa, spec) in isas().flat_map(|isa| FORMATS.iter().map(move |spec| (isa, spec))) {
+        let n = 3 * spec.block_len;
+        let x = random(n, 6);
+        let mut bytes = vec![0xee_u8; 3 * spec.block_bytes];
+        let mut bad = usize::MAX;
+        let (x, p, id) = (floats(&x), bytes.as_mut_ptr().cast(), spec.id);
+        let misaligned = x.wrapping_byte_add(1);
+        let huge = usize::MAX / spec.block_len * spec.block_len;
+        for (encode, _) in ENCODERS {
+            for (ty, isa, x, p, n, status) in [
+                (77, isa, x, p, n, KVF_BAD_TYPE),
+                (KVF_F16, isa, x, p, n, KVF_BAD_TYPE),
+                (KVF_Q4_POLAR_RESIDUAL, isa, x, p, n, KVF_BAD_TYPE),
+                (id, 9, x, p, n, KVF_UNSUPPORTED),
+                (id, isa, null(), p, n, KVF_NULL),
+                (id, isa, x, null_mut(), n, KVF_NULL),
+                (id, isa, x, p, n - 1, KVF_BAD_SHAPE),
+                (id, isa, x, p, huge, KVF_BAD_SHAPE),
+                (id, isa, misaligned, p, n - spec.block_len, KVF_BAD_SHAPE),
+            ] {
+                // SAFETY: pointers are null, misaligned, or lead to enough memory.
+                let found = unsafe { encode(ty, isa, x, p, n, 0, &mut bad) };
+                assert_eq!(found, status, "{}", spec.name);
             }
         }
-    }
-}
-
-#[test]
-fn scores_check_their_arguments() {
-    let q = random(N_Q * HEADS * DIM, 8);
-    let k = encoded(1, &random(N_KV * KV_HEADS * DIM, 9));
-    let row = k.len() / N_KV;
-    for isa in isas() {
-        let mut out = vec![RUBBISH; N_Q * HEADS * N_KV];
-        let mut s = kvf_scores {
-            struct_size: size_of::<kvf_scores>(),
-            k_type: 1,
-            isa,
-            slot: 0,
-            head_dim: DIM,
-            n_heads: HEADS,
-            n_kv_heads: KV_HEADS,
-            n_q: N_Q,
-            n_kv: N_KV,
-            q: floats(&q),
-            q_row_stride: 4 * HEADS * DIM,
-            q_head_stride: 4 * DIM,
-            k: k.as_ptr().cast(),
-            k_row_stride: row,
-            k_head_stride: row / KV_HEADS,
-            out: out.as_mut_ptr(),
-            out_row_stride: 4 * HEADS * N_KV,
-            out_head_stride: 4 * N_KV,
-            scratch: null_mut(),
-            scratch_bytes: 0,
-        };
-        // SAFETY: pointers are null or lead to the vectors above.
+        // SAFETY: as above.
         unsafe {
-            let bytes = kvf_score_scratch(&s);
-            assert!(bytes > 0);
-            let without = kvf_scores {
-                q: null(),
-                k: null(),
-                out: null_mut(),
-                ..s
-            };
-            assert_eq!(kvf_score_scratch(&without), bytes);
-            assert_eq!(kvf_score_scratch(&kvf_scores { n_heads: 5, ..s }), 0);
-            let mut scratch = lines(bytes);
-            (s.scratch, s.scratch_bytes) = (scratch.as_mut_ptr().cast(), bytes);
-            type Change = (i32, fn(&mut kvf_scores));
-            let bad: [Change; 18] = [
-                (KVF_UNSUPPORTED, |s| s.struct_size += 1),
-                (KVF_UNSUPPORTED, |s| s.isa = 5),
-                (KVF_BAD_TYPE, |s| s.k_type = 3),
-                (KVF_NULL, |s| s.q = null()),
-                (KVF_NULL, |s| s.k = null()),
-                (KVF_NULL, |s| s.out = null_mut()),
-                (KVF_NULL, |s| s.scratch = null_mut()),
-                (KVF_BAD_SHAPE, |s| s.head_dim = 33),
-                (KVF_BAD_SHAPE, |s| s.head_dim = 0),
-                (KVF_BAD_SHAPE, |s| s.n_heads = 5),
-                (KVF_BAD_SHAPE, |s| s.n_kv_heads = 0),
-                (KVF_BAD_SHAPE, |s| s.n_kv = usize::MAX / 4),
-                (KVF_BAD_SHAPE, |s| s.q_row_stride = 1),
-                (KVF_BAD_SHAPE, |s| s.k_row_stride = 1),
-                (KVF_BAD_SHAPE, |s| s.out_head_stride = 4 * N_KV - 1),
-                (KVF_BAD_SHAPE, |s| s.out_row_stride = usize::MAX),
-                (KVF_SCRATCH, |s| s.scratch_bytes -= 1),
-                (KVF_SCRATCH, |s| s.scratch = s.scratch.wrapping_byte_add(8)),
-            ];
-            for (i, (status, change)) in bad.iter().enumerate() {
-                let mut s = s;
-                change(&mut s);
-                assert_eq!(kvf_score(&s), *status, "change {i}");
-            }
-            assert_eq!(kvf_score(null()), KVF_NULL);
-            assert_eq!(kvf_score_scratch(null()), 0);
-            assert!(out.iter().all(|v| *v == RUBBISH));
-            assert_eq!(kvf_score(&s), KVF_OK);
+            assert_eq!(kvf_poison(77, p, n), KVF_BAD_TYPE);
+            assert_eq!(kvf_poison(id, null_mut(), n), KVF_NULL);
+            assert_eq!(kvf_poison(id, p, n - 1), KVF_BAD_SHAPE);
         }
-        assert!(out.iter().all(|v| *v != RUBBISH));
+        assert!(bytes.iter().all(|b| *b == 0xee));
+        assert_eq!(bad, usize::MAX);
+    }
+}
+
+#[test]
+fn decoders_check_their_arguments() {
+    for (isa, spec) in isas().flat_map(|isa| FORMATS.iter().map(move |spec| (isa, spec))) {
+        let x = random(3 * spec.block_len, 6);
+        let (good, coded) = (encoded(spec.id, &x), 3 * spec.len_in(Domain::Rotated));
+        let mut y = vec![RUBBISH; coded];
+        let (b, y_ptr, n, id) = (good.as_ptr().cast(), y.as_mut_ptr(), x.len(), spec.id);
+        let misaligned = y_ptr.wrapping_byte_add(3);
+        let block = spec.len_in(Domain::Rotated);
+        for (ty, isa, domain, b, y, n, status) in [
+            (0, isa, KVF_ORIGINAL, b, y_ptr, n, KVF_BAD_TYPE),
+            (id, 3, KVF_ORIGINAL, b, y_ptr, n, KVF_UNSUPPORTED),
+            (id, isa, 2, b, y_ptr, n, KVF_BAD_TYPE),
+            (id, isa, KVF_ROTATED, null(), y_ptr, coded, KVF_NULL),
+            (id, isa, KVF_ROTATED, b, null_mut(), coded, KVF_NULL),
+            (id, isa, KVF_ORIGINAL, b, y_ptr, n - 1, KVF_BAD_SHAPE),
+            (
+                id,
+                isa,
+                KVF_ROTATED,
+                b,
+                y_ptr,
+                coded - block / 2,
+                KVF_BAD_SHAPE,
+            ),
+            (KVF_Q8_0, isa, KVF_ROTATED, b, y_ptr, 33, KVF_BAD_SHAPE),
+            (
+                KVF_Q4_POLAR_RESIDUAL,
+                isa,
+                KVF_ROTATED,
+                b,
+                y_ptr,
+                64,
+                KVF_BAD_SHAPE,
+            ),
+            (
+                KVF_F16,
+                isa,
+                KVF_ORIGINAL,
+                b,
+                y_ptr,
+                usize::MAX / 2,
+                KVF_BAD_SHAPE,
+            ),
+            (id, isa, KVF_ROTATED, b, misaligned, block, KVF_BAD_SHAPE),
+        ] {
+            // SAFETY: pointers are null, misaligned, or lead to enough memory.
+            let found = unsafe { kvf_decode(ty, isa, domain, b, y, n, 0) };
+            assert_eq!(found, status, "{}", spec.name);
+        }
+        let (out, q) = (y_ptr, floats(&x));
+        let misaligned = q.wrapping_byte_add(1);
+        for (ty, isa, b, q, n, out, status) in [
+            (KVF_Q8_0, isa, b, q, n, out, KVF_BAD_TYPE),
+            (id, 4, b, q, n, out, KVF_UNSUPPORTED),
+            (id, isa, null(), q, n, out, KVF_NULL),
+            (id, isa, b, null(), n, out, KVF_NULL),
+            (id, isa, b, q, n, null_mut(), KVF_NULL),
+            (id, isa, b, q, n - 24, out, KVF_BAD_SHAPE),
+            (
+                id,
+                isa,
+                b,
+                misaligned,
+                n - spec.block_len,
+                out,
+                KVF_BAD_SHAPE,
+            ),
+        ] {
+            // SAFETY: as above.
+            let found = unsafe { kvf_dot(ty, isa, b, q, n, out, 0) };
+            assert_eq!(found, status, "{}", spec.name);
+        }
+        assert!(y.iter().all(|v| *v == RUBBISH));
+    }
+}
+
+#[test]
+fn encoders_do_what_the_references_do() {
+    for (isa, spec) in isas().flat_map(|isa| FORMATS.iter().map(move |spec| (isa, spec))) {
+        let n = 3 * spec.block_len;
+        for (encode, reference) in ENCODERS {
+            let mut x = random(n, 7);
+            let mut good = vec![0; 3 * spec.block_bytes];
+            reference(spec)(&x, &mut good).unwrap();
+            // An odd address: bytes need no alignment.
+            let mut bytes = vec![0xee_u8; good.len() + 1];
+            let mut run = |x: &[f32], bad: *mut usize| {
+                bytes.fill(0xee);
+                let p = bytes[1..].as_mut_ptr().cast();
+                // SAFETY: pointers are null or lead to enough memory.
+                let status = unsafe { encode(spec.id, isa, floats(x), p, n, 0, bad) };
+                (status, bytes[1..].to_vec())
+            };
+            let name = spec.name;
+            assert_eq!(run(&x, null_mut()), (KVF_OK, good.clone()), "{name}");
+
+            // Blocks before a bad one are written, it and later ones are not.
+            let block = 2 * spec.block_len;
+            for (value, index, status) in [
+                (f32::NAN, block + 6, KVF_NON_FINITE),
+                (f32::INFINITY, block + 6, KVF_NON_FINITE),
+                (f32::MAX, block, KVF_SCALE_OVERFLOW),
+            ] {
+                x[block..].fill(1.0);
+                x[block + 6] = value;
+                // The length of one such value may still fit a bf16 scale.
+                if value == f32::MAX {
+                    x[block..].fill(value);
+                }
+                let mut bad = 0;
+                let (found, bytes) = run(&x, &mut bad);
+                assert_eq!((found, bad), (status, index), "{name}");
+                let written = 2 * spec.block_bytes;
+                assert_eq!(bytes[..written], good[..written], "{name}");
+                assert!(bytes[written..].iter().all(|b| *b == 0xee), "{name}");
+                assert_eq!(run(&x, null_mut()).0, status, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn decoders_do_what_the_references_do() {
+    for (isa, spec) in isas().flat_map(|isa| FORMATS.iter().map(move |spec| (isa, spec))) {
+        let x = random(3 * spec.block_len, 7);
+        let mut bytes = encoded(spec.id, &x);
+        let decode = |ty, domain: (u32, Domain), bytes: &[u8]| {
+            let mut y = vec![RUBBISH; 3 * spec.len_in(domain.1)];
+            let (b, p) = (bytes.as_ptr().cast(), y.as_mut_ptr());
+            // SAFETY: pointers lead to enough memory.
+            let status = unsafe { kvf_decode(ty, isa, domain.0, b, p, y.len(), 0) };
+            assert_eq!(status, KVF_OK, "{}", spec.name);
+            y
+        };
+        let domains = [
+            (KVF_ORIGINAL, Domain::Original),
+            (KVF_ROTATED, Domain::Rotated),
+        ];
+        for domain in domains {
+            let expected = decoded(spec.id, &bytes, domain.1);
+            assert_eq!(decode(spec.id, domain, &bytes), expected, "{}", spec.name);
+            if **spec == q4_polar::SPEC {
+                let residual = decode(KVF_Q4_POLAR_RESIDUAL, domain, &bytes);
+                assert_eq!(residual, decoded_residual(&bytes, domain.1));
+                assert_ne!(residual, expected);
+            }
+        }
+        let y = decode(spec.id, domains[0], &bytes);
+        let mut dot = 0.0;
+        let b = bytes.as_ptr().cast();
+        // SAFETY: pointers lead to enough memory.
+        let status = unsafe { kvf_dot(spec.id, isa, b, floats(&x), x.len(), &mut dot, 0) };
+        assert_eq!(status, KVF_OK);
+        let sum = |a: &[f32], b: &[f32]| -> f64 {
+            let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+            products.sum()
+        };
+        let limit = spec.tolerance.score * (sum(&x, &x) * sum(&y, &y)).sqrt();
+        let error = (f64::from(dot) - sum(&x, &y)).abs();
+        assert!(error <= limit, "{} off by {error}", spec.name);
+
+        // SAFETY: as above.
+        let status = unsafe { kvf_poison(spec.id, bytes.as_mut_ptr().cast(), x.len()) };
+        assert_eq!(status, KVF_OK);
+        for domain in domains {
+            let y = decode(spec.id, domain, &bytes);
+            assert!(y.iter().all(|v| v.is_nan()), "{}", spec.name);
+        }
     }
 }
 
@@ -285,9 +284,23 @@ fn names_and_facts() {
             info.assume_init()
         };
         assert_eq!(text(info.name.as_ptr()), spec.name);
-        let sizes = [info.id, info.block_len, info.block_bytes, info.code_bits];
-        let expected = [spec.block_len, spec.block_bytes, spec.code_bits].map(|n| n as u32);
-        assert_eq!((sizes[0], &sizes[1..]), (spec.id, &expected[..]));
+        assert_eq!(info.id, spec.id);
+        let sizes = [
+            info.block_len,
+            info.block_bytes,
+            info.code_bits,
+            info.coded_len,
+        ];
+        let coded = spec.len_in(Domain::Rotated);
+        let expected = [spec.block_len, spec.block_bytes, spec.code.bits(), coded];
+        assert_eq!(sizes, expected.map(|n| n as u32));
+        let holds = [info.holds_keys, info.holds_values];
+        assert_eq!(
+            holds,
+            [spec.holds_keys(), spec.holds_values()].map(u32::from)
+        );
+        assert_eq!(info.layout_hash, spec.layout_hash());
+        assert_eq!(info.gaussian_mse_best, spec.tolerance.gaussian_mse_best);
         assert_eq!(info.attention_tolerance, spec.tolerance.attention);
         assert_eq!(info.score_tolerance, spec.tolerance.score);
         assert_eq!(info.gaussian_mse, spec.tolerance.gaussian_mse);
@@ -299,21 +312,26 @@ fn names_and_facts() {
 fn counters_can_be_read_one_by_one_or_all() {
     // A slot of this test alone; tests run at the same time.
     const SLOT: u32 = 321;
-    let x = random(64, 10);
-    let mut bytes = [0u8; 36];
-    for isa in isas() {
-        let p: *mut c_void = bytes.as_mut_ptr().cast();
-        // SAFETY: pointers lead to enough memory.
-        let status = unsafe { kvf_encode(2, isa, floats(&x), p, 64, SLOT, null_mut()) };
-        assert_eq!(status, KVF_OK);
-        assert_eq!(kvf_counter(2, KVF_OP_ENCODE, isa, SLOT), 2);
-        assert_eq!(kvf_counter(2, KVF_OP_DECODE, isa, SLOT), 0);
+    for (isa, spec) in isas().flat_map(|isa| FORMATS.iter().map(move |spec| (isa, spec))) {
+        let x = random(2 * spec.block_len, 10);
+        let mut bytes = encoded(spec.id, &x);
+        let counted = counted(spec, KVF_OP_ENCODE, isa);
+        let count = || kvf_counter(spec.id, KVF_OP_ENCODE, counted, SLOT);
+        let before = count();
+        for (encode, _) in ENCODERS {
+            let p = bytes.as_mut_ptr().cast();
+            // SAFETY: pointers lead to enough memory.
+            let status = unsafe { encode(spec.id, isa, floats(&x), p, x.len(), SLOT, null_mut()) };
+            assert_eq!(status, KVF_OK);
+        }
+        assert_eq!(count(), before + 4, "{}", spec.name);
+        assert_eq!(kvf_counter(spec.id, KVF_OP_DECODE, isa, SLOT), 0);
         let expected = kvf_count {
-            r#type: 2,
+            r#type: spec.id,
             op: KVF_OP_ENCODE,
-            isa,
+            isa: counted,
             slot: SLOT,
-            count: 2,
+            count: count(),
         };
         let mut found = expected;
         let (mut cursor, mut seen) = (0, 0);
@@ -328,7 +346,7 @@ fn counters_can_be_read_one_by_one_or_all() {
         assert_eq!(kvf_counter_next(null_mut(), null_mut()), KVF_NULL);
         assert_eq!(kvf_counter_next(&mut 0, null_mut()), KVF_NULL);
     }
-    for (ty, op, isa) in [(9, 0, 1), (1, 9, 1), (1, 0, 9)] {
+    for (ty, op, isa) in [(99, 0, 1), (1, 9, 1), (1, 0, 9)] {
         assert_eq!(kvf_counter(ty, op, isa, 0), 0);
     }
 }

@@ -34,17 +34,20 @@ pub fn steps(report: &mut Report, workshop: &Workshop) {
             only_ours(log, &libraries.join("libkvforge.so"))
         },
     );
-    let programs: [(&str, &str, &[&str], &str); 3] = [
+    let c: &[&str] = &["cc", "-std=c11"];
+    let programs: [(&str, &str, &[&str], &str); 5] = [
+        ("C program, static library", "abi.c", c, "libkvforge.a"),
+        ("C program, shared library", "abi.c", c, "libkvforge.so"),
         (
-            "C program, static library",
-            "abi.c",
-            &["cc", "-std=c11"],
+            "C attention, static library",
+            "attention.c",
+            c,
             "libkvforge.a",
         ),
         (
-            "C program, shared library",
-            "abi.c",
-            &["cc", "-std=c11"],
+            "C attention, shared library",
+            "attention.c",
+            c,
             "libkvforge.so",
         ),
         (

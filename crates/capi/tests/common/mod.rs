@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses its own part")]
 
 use kvforge_capi::*;
+use kvforge_formats::{Domain, by_id, q4_polar};
 
 /// What outputs hold before a call, and after a refused one.
 pub const RUBBISH: f32 = 12345.0;
@@ -32,10 +33,25 @@ pub fn random(n: usize, seed: u64) -> Vec<f32> {
 }
 
 pub fn encoded(id: u32, x: &[f32]) -> Vec<u8> {
-    let spec = kvforge_formats::by_id(id).unwrap();
+    let spec = by_id(id).unwrap();
     let mut bytes = vec![0; spec.row_bytes(x.len()).unwrap()];
     (spec.encode)(x, &mut bytes).unwrap();
     bytes
+}
+
+/// What the reference decoder makes of bytes.
+pub fn decoded(id: u32, bytes: &[u8], domain: Domain) -> Vec<f32> {
+    let spec = by_id(id).unwrap();
+    let mut x = vec![0.0; bytes.len() / spec.block_bytes * spec.len_in(domain)];
+    (spec.decode)(bytes, &mut x, domain).unwrap();
+    x
+}
+
+/// The same of `q4_polar`'s bytes with their residual.
+pub fn decoded_residual(bytes: &[u8], domain: Domain) -> Vec<f32> {
+    let mut x = vec![0.0; bytes.len() / q4_polar::SPEC.block_bytes * q4_polar::SPEC.block_len];
+    q4_polar::decode(bytes, &mut x, domain, q4_polar::Residual::Added).unwrap();
+    x
 }
 
 pub fn floats(x: &[f32]) -> *const f32 {

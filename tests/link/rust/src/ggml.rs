@@ -26,7 +26,29 @@ pub struct Count {
     pub count: u64,
 }
 
-/// `struct kvf_api`, version 1; functions that are not called have no types.
+/// `struct kvf_format_info`.
+#[repr(C)]
+pub struct FormatInfo {
+    pub name: [c_char; 32],
+    pub id: u32,
+    pub block_len: u32,
+    pub block_bytes: u32,
+    pub code_bits: u32,
+    pub coded_len: u32,
+    pub holds_keys: u32,
+    pub holds_values: u32,
+    pub layout_hash: u64,
+    pub gaussian_mse: f64,
+    pub gaussian_mse_best: f64,
+    pub gaussian_mse_margin: f64,
+    pub score_tolerance: f64,
+    pub attention_tolerance: f64,
+}
+
+/// The version of the table that is described here.
+pub const API_VERSION: u32 = 2;
+
+/// `struct kvf_api`; functions that are not called have no types.
 #[repr(C)]
 pub struct Api {
     pub struct_size: usize,
@@ -35,24 +57,26 @@ pub struct Api {
     _isa_name: *const c_void,
     _isa_resolve: *const c_void,
     pub kernel_name: extern "C" fn(format: u32, op: u32, isa: u32) -> *const c_char,
-    _format_info: *const c_void,
+    pub format_info: unsafe extern "C" fn(index: u32, out: *mut FormatInfo) -> i32,
     _encode: *const c_void,
+    _encode_best: *const c_void,
     _poison: *const c_void,
     _decode: *const c_void,
     _dot: *const c_void,
-    _score_scratch: *const c_void,
-    _score: *const c_void,
     _attend_scratch: *const c_void,
     _partial_floats: *const c_void,
     _attend: *const c_void,
     _attend_partial: *const c_void,
     _attend_merge: *const c_void,
+    _score_scratch: *const c_void,
+    _score: *const c_void,
     pub counters_reset: extern "C" fn(),
     _counter: *const c_void,
     pub counter_next: unsafe extern "C" fn(cursor: *mut usize, out: *mut Count) -> i32,
 }
 
 pub const TYPE_F32: c_int = 0;
+pub const TYPE_F16: c_int = 1;
 pub const DEVICE_CPU: c_int = 0;
 pub const STATUS_SUCCESS: c_int = 0;
 /// `KVF_OP_ATTEND`.

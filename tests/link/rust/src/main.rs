@@ -8,13 +8,14 @@
 mod ggml;
 
 use std::ffi::{CStr, CString, c_int};
+use std::mem::MaybeUninit;
 use std::{env, panic, ptr, thread};
 
 use ggml::*;
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
-const DIM: usize = 64;
+const DIM: usize = 128;
 const N_Q: usize = 5;
 
 fn main() {
@@ -65,6 +66,17 @@ unsafe fn attend(format: &str, kind: c_int, folder: Option<&str>) -> (f32, Vec<(
             Ok(format),
             "type {kind} is another one"
         );
+        let api = &*ggml_kvforge_api();
+        assert_eq!(
+            (api.version, api.struct_size),
+            (API_VERSION, size_of::<Api>()),
+            "another version of the kernel table"
+        );
+        let v_kind = if holds_values(api, format) {
+            kind
+        } else {
+            TYPE_F16
+        };
         let backend = ggml_backend_init_by_type(DEVICE_CPU, ptr::null());
         assert!(!backend.is_null(), "no CPU backend");
         let mem_size = 16 * ggml_tensor_overhead() + ggml_graph_overhead();
@@ -75,7 +87,7 @@ unsafe fn attend(format: &str, kind: c_int, folder: Option<&str>) -> (f32, Vec<(
         });
         let q = ggml_new_tensor_3d(ctx, TYPE_F32, DIM as i64, N_Q as i64, HEADS as i64);
         let k = ggml_new_tensor_3d(ctx, kind, DIM as i64, 1, KV_HEADS as i64);
-        let v = ggml_new_tensor_3d(ctx, kind, DIM as i64, 1, KV_HEADS as i64);
+        let v = ggml_new_tensor_3d(ctx, v_kind, DIM as i64, 1, KV_HEADS as i64);
         let out = ggml_flash_attn_ext(ctx, q, k, v, ptr::null_mut(), 0.125, 0.0, 0.0);
         let decoded = ggml_cpy(
             ctx,
@@ -94,26 +106,21 @@ unsafe fn attend(format: &str, kind: c_int, folder: Option<&str>) -> (f32, Vec<(
         let queries = wave(N_Q * HEADS * DIM, 0.3);
         ggml_backend_tensor_set(q, queries.as_ptr().cast(), 0, ggml_nbytes(q));
         let values = wave(KV_HEADS * DIM, 0.7);
-        let mut bytes = vec![0_u8; ggml_nbytes(v)];
-        let (rows, columns) = (KV_HEADS as i64, DIM as i64);
-        ggml_quantize_chunk(
-            kind,
-            values.as_ptr(),
-            bytes.as_mut_ptr().cast(),
-            0,
-            rows,
-            columns,
-            ptr::null(),
-        );
-        ggml_backend_tensor_set(k, bytes.as_ptr().cast(), 0, bytes.len());
-        ggml_backend_tensor_set(v, bytes.as_ptr().cast(), 0, bytes.len());
+        for (tensor, kind) in [(k, kind), (v, v_kind)] {
+            let mut bytes = vec![0_u8; ggml_nbytes(tensor)];
+            let (rows, columns) = (KV_HEADS as i64, DIM as i64);
+            ggml_quantize_chunk(
+                kind,
+                values.as_ptr(),
+                bytes.as_mut_ptr().cast(),
+                0,
+                rows,
+                columns,
+                ptr::null(),
+            );
+            ggml_backend_tensor_set(tensor, bytes.as_ptr().cast(), 0, bytes.len());
+        }
 
-        let api = &*ggml_kvforge_api();
-        assert_eq!(
-            (api.version, api.struct_size),
-            (1, size_of::<Api>()),
-            "another version of the kernel table"
-        );
         (api.counters_reset)();
         assert_eq!(ggml_backend_graph_compute(backend, graph), STATUS_SUCCESS);
         let counts = attention_counts(api);
@@ -124,6 +131,22 @@ unsafe fn attend(format: &str, kind: c_int, folder: Option<&str>) -> (f32, Vec<(
         ggml_backend_free(backend);
         (worst_error(&result, &decoded), counts)
     }
+}
+
+/// Whether a cache may hold values in that format.
+unsafe fn holds_values(api: &Api, format: &str) -> bool {
+    let mut info = MaybeUninit::<FormatInfo>::uninit();
+    let mut index = 0;
+    // SAFETY: `info` is writable, and written where the call succeeds.
+    while unsafe { (api.format_info)(index, info.as_mut_ptr()) } == 0 {
+        let info = unsafe { info.assume_init_ref() };
+        let name = unsafe { CStr::from_ptr(info.name.as_ptr()) };
+        if name.to_str() == Ok(format) {
+            return info.holds_values == 1;
+        }
+        index += 1;
+    }
+    panic!("the kernels know no format {format}");
 }
 
 /// The values of an fp32 tensor.
