@@ -38,6 +38,13 @@ impl Kvforge {
         command
     }
 
+    /// `kvforge contract <verb> <tree>`.
+    pub fn contract(&self, verb: &str, tree: &Tree) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(["contract", verb]).arg(&tree.root);
+        command
+    }
+
     /// `kvforge build` of what it builds if not told otherwise, on all cores,
     /// without what does not work here.
     pub fn build_tree(&self, tree: &Tree) -> Command {

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use kvforge_evidence::{Against, Measure, ReachedBy};
+use kvforge_formats::{FormatSpec, cache_formats};
 use kvforge_llama::Payload;
 use kvforge_llama::smoke::{BACKEND, Group, Smoke, SmokeOptions, smoke};
 use serde_json::json;
@@ -32,6 +33,9 @@ pub struct Args {
     /// Build folder [default: build-kvforge in the tree]
     #[arg(long, value_name = "DIR")]
     build_dir: Option<PathBuf>,
+    /// Only these formats, separated by commas; the others count as not run
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = cache_format)]
+    formats: Vec<&'static FormatSpec>,
     /// GGUF model to generate text with, to see that llama.cpp takes the route by itself;
     /// may be given more than once, for types that need other head sizes
     #[arg(long, value_name = "GGUF")]
@@ -39,6 +43,18 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// A format that a cache may hold, by its name.
+fn cache_format(name: &str) -> Result<&'static FormatSpec, String> {
+    let known = || {
+        cache_formats()
+            .map(|f| f.name)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    let found = cache_formats().find(|f| f.name == name);
+    found.ok_or_else(|| format!("there are {}", known()))
 }
 
 /// Set for the process that loads the libraries: a file to say what it is doing.
@@ -78,6 +94,7 @@ pub fn run(args: Args) -> Result<Outcome> {
 fn run_here(args: Args, trace: OsString) -> Result<Outcome> {
     let options = SmokeOptions {
         build_dir: args.build_dir,
+        formats: args.formats,
         models: args.model,
         command: env::args().collect::<Vec<_>>().join(" "),
         trace: Some(trace.into()),

@@ -127,13 +127,16 @@ fn without_hook(text: &str, hook: &str) -> String {
 /// A defect put into the tree, and what the smoke must say of it. The tree is
 /// built and looked at with each of them, and is given back without.
 struct Defect {
+    /// The formats that are looked at, or all.
+    formats: &'static str,
     file: &'static str,
     change: fn(String) -> String,
     said: &'static [&'static str],
 }
 
-const DEFECTS: [Defect; 6] = [
+const DEFECTS: [Defect; 9] = [
     Defect {
+        formats: "tbq3_0",
         file: "ggml/src/ggml-cpu/ggml-cpu.c",
         change: |text| without_hook(&text, "cpu-compute"),
         // Writing falls back to ggml's own code and the type traits, which does
@@ -146,6 +149,7 @@ const DEFECTS: [Defect; 6] = [
         ],
     },
     Defect {
+        formats: "tbq3_0",
         file: "ggml/src/ggml-cpu/ggml-cpu.c",
         change: |text| without_hook(&text, "cpu-traits"),
         said: &[
@@ -154,6 +158,7 @@ const DEFECTS: [Defect; 6] = [
         ],
     },
     Defect {
+        formats: "tbq3_0",
         file: "ggml/src/ggml-cpu/ggml-cpu.c",
         change: |text| without_hook(&text, "cpu-work-size"),
         said: &[
@@ -163,6 +168,7 @@ const DEFECTS: [Defect; 6] = [
     },
     // Encoder and decoder agree with each other, and with nobody else.
     Defect {
+        formats: "tbq4_0",
         file: "ggml/src/kvforge/rust/formats/src/tbq4_0/mod.rs",
         change: |text| text.replace("1.2557391", "1.2567391"),
         said: &[
@@ -173,14 +179,46 @@ const DEFECTS: [Defect; 6] = [
         ],
     },
     Defect {
+        formats: "tbq3_0",
         file: "ggml/src/kvforge/ggml-kvforge-cpu.cpp",
         change: |text| text.replace("a.softcap = op_param(node, 2);", "a.softcap = 0;"),
         said: &["queries, soft-cap, 1 threads: worst error"],
     },
     Defect {
+        formats: "tbq3_0",
         file: "ggml/src/kvforge/ggml-kvforge-cpu.cpp",
         change: |text| text.replace("r % idx->ne[0]", "0"),
         said: &["GET_ROWS on tbq3_0", "worst error"],
+    },
+    Defect {
+        formats: "tbq3_tcq",
+        file: "ggml/src/kvforge/rust/formats/src/tbq3_tcq/codebook.rs",
+        change: |text| text.replacen("-0.14559399", "-0.14569399", 1),
+        said: &[
+            "GET_ROWS on tbq3_tcq",
+            "blocks differ from the reference codec's",
+        ],
+    },
+    // Another random projection is as good as the right one, and is not it.
+    Defect {
+        formats: "qjl1_256",
+        file: "ggml/src/kvforge/rust/formats/src/projection.rs",
+        change: |text| text.replace("42 ^", "43 ^"),
+        said: &[
+            "SET_ROWS on qjl1_256",
+            "blocks differ from the reference codec's",
+            "ATTN_SCORE_QJL on qjl1_256",
+            "worst error",
+        ],
+    },
+    Defect {
+        formats: "q4_polar",
+        file: "ggml/src/kvforge/ggml-kvforge-score.cpp",
+        change: |text| text.replace("preht ? 1.0f/std::sqrt(128.0f) : 1.0f", "1.0f"),
+        said: &[
+            "ATTN_SCORE_POLAR on q4_polar, use_qjl 0, preht 1",
+            "worst error",
+        ],
     },
 ];
 
@@ -203,6 +241,11 @@ fn defects_of_a_built_tree_are_found() {
             for operation in ["SET_ROWS", "GET_ROWS", "CPY", "MUL_MAT", "FLASH_ATTN_EXT"] {
                 assert!(checked.ready(format.name, operation, "cpu"), "{operation}");
             }
+            let score = ["ATTN_SCORE_TBQ", "ATTN_SCORE_QJL", "ATTN_SCORE_POLAR"];
+            let ready = score
+                .iter()
+                .filter(|op| checked.ready(format.name, op, "cpu"));
+            assert_eq!(ready.count(), 1, "{}", format.name);
         }
         evidence
     };
@@ -211,7 +254,7 @@ fn defects_of_a_built_tree_are_found() {
         {
             let _edited = Edited::new(tree.join(defect.file), defect.change);
             build(&tree);
-            let (code, said) = smoke(&tree, &[]);
+            let (code, said) = smoke(&tree, &["--formats", defect.formats]);
             println!("{}\n{said}\n", defect.file);
             assert_eq!(code, 1, "{said}");
             for part in defect.said {

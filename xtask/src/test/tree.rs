@@ -156,6 +156,19 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
     );
     report.step(
         Step {
+            name: "contract",
+            after: &["smoke"],
+            repair: "each line above names what is claimed and what is proved",
+        },
+        |log| {
+            let kvforge = found.kvforge()?;
+            log.run(&mut kvforge.contract("write", &tree))?;
+            log.run(&mut kvforge.contract("check", &tree))?;
+            Ok(Checked::new(2, "commands: written, checked"))
+        },
+    );
+    report.step(
+        Step {
             name: "test-quantize-fns",
             after: &[BUILD],
             repair: "a constant or a codec is wrong; the line above says which type",

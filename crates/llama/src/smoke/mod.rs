@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use kvforge_evidence::{Evidence, FILE_NAME, Hashed, Host, ReachedBy, Record, Run, TreeId, utc};
-use kvforge_formats::cache_formats;
+use kvforge_formats::{FormatSpec, cache_formats};
 
 use crate::gguf::GgufError;
 use crate::{HookState, OWN_DIR, Payload, Status, Tree, status};
@@ -42,6 +42,8 @@ pub const BACKEND: &str = "cpu";
 pub struct SmokeOptions {
     /// Where the tree was built, if not in [`BUILD_DIR`](crate::BUILD_DIR).
     pub build_dir: Option<PathBuf>,
+    /// Formats to check; all if empty.
+    pub formats: Vec<&'static FormatSpec>,
     /// GGUF models to generate text with. Each shows the formats that fit its heads.
     pub models: Vec<PathBuf>,
     /// The command line, for the evidence.
@@ -49,6 +51,12 @@ pub struct SmokeOptions {
     /// A file to keep up to date with what is about to run, in words. If the
     /// process does not survive it, the file says what it was; see [`smoke`].
     pub trace: Option<PathBuf>,
+}
+
+impl SmokeOptions {
+    fn wants(&self, format: &FormatSpec) -> bool {
+        self.formats.is_empty() || self.formats.contains(&format)
+    }
 }
 
 /// The checks of one group, such as one operation on one format.
@@ -216,7 +224,7 @@ pub fn smoke(
         scores::attn_score,
         attention::flash_attn,
     ];
-    for format in cache_formats() {
+    for format in cache_formats().filter(|f| options.wants(f)) {
         for (operation, check) in Operation::ALL.into_iter().zip(kernels) {
             let mut tally = Tally::new(
                 format,
@@ -237,12 +245,25 @@ pub fn smoke(
             isa: &isa,
             hooks: &status.hooks,
         };
-        generation.run(&mut |tally| finish(group(tally)))?;
+        let wants = |format: &FormatSpec| options.wants(format);
+        generation.run(wants, &mut |tally| finish(group(tally)))?;
     }
 
     let mut records: Vec<Record> = groups.iter().filter_map(|g| g.record.clone()).collect();
+    let left_out = |f: &&'static FormatSpec| !options.wants(f);
+    for format in cache_formats().filter(left_out) {
+        for operation in Operation::ALL {
+            let why = "another format was asked for";
+            records.push(not_run(format, operation, ReachedBy::SmokeGraph, &isa, why));
+        }
+    }
     if options.models.is_empty() {
-        records.extend(not_run(&isa));
+        for format in cache_formats() {
+            for operation in [Operation::SetRows, Operation::FlashAttn] {
+                let why = "no model was given";
+                records.push(not_run(format, operation, ReachedBy::ModelGraph, &isa, why));
+            }
+        }
     }
     let run = describe(tree, &status, options, libraries, machine.ggml.device())?;
     let evidence = Evidence::new(run, records);
@@ -345,19 +366,17 @@ fn group(tally: Tally<'_>) -> Group {
     }
 }
 
-/// What a run without a model leaves open.
-fn not_run(isa: &str) -> Vec<Record> {
-    let mut records = vec![];
-    for format in cache_formats() {
-        for operation in [Operation::SetRows, Operation::FlashAttn] {
-            let tally = Tally::new(format, operation, ReachedBy::ModelGraph, isa, &[]);
-            records.push(Record {
-                not_run: Some("no model was given".into()),
-                ..tally.record(BACKEND)
-            });
-        }
-    }
-    records
+/// What was left out, and why.
+fn not_run(
+    format: &'static FormatSpec,
+    operation: Operation,
+    reached_by: ReachedBy,
+    isa: &str,
+    why: &str,
+) -> Record {
+    let mut tally = Tally::new(format, operation, reached_by, isa, &[]);
+    tally.not_run(why);
+    tally.record(BACKEND)
 }
 
 /// Hashes what is going to run.

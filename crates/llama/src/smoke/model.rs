@@ -50,8 +50,12 @@ struct Run {
 }
 
 impl Generation<'_> {
-    /// Runs every format, and hands over the checks of writing and of reading.
-    pub fn run(&self, done: &mut dyn FnMut(Tally<'_>)) -> Result<(), SmokeError> {
+    /// Runs every format that is wanted, and hands over the checks of writing and of reading.
+    pub fn run(
+        &self,
+        wants: impl Fn(&FormatSpec) -> bool,
+        done: &mut dyn FnMut(Tally<'_>),
+    ) -> Result<(), SmokeError> {
         let model = |cause| SmokeError::Model {
             path: self.model.into(),
             cause,
@@ -59,7 +63,7 @@ impl Generation<'_> {
         let layers = Header::open(self.model)
             .and_then(|h| h.layers())
             .map_err(model)?;
-        for format in cache_formats() {
+        for format in cache_formats().filter(|f| wants(f)) {
             if let Some(reason) = misfit(format, &layers) {
                 for operation in [Operation::SetRows, Operation::FlashAttn] {
                     let mut tally = self.tally(format, operation);
