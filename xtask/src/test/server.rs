@@ -37,7 +37,8 @@ const OTHERS: [&str; 3] = [
 /// A prompt in three parts, of which the middle may go. Its end goes on with
 /// certainty, whether or not it has seen the middle.
 const BEGIN: &str = "Some lines of code follow.\n";
-const MIDDLE: &str = "They were written on a rainy Sunday in a small town by the sea, before lunch.\n";
+const MIDDLE: &str =
+    "They were written on a rainy Sunday in a small town by the sea, before lunch.\n";
 const END: &str = "for i in range(10):\\n    print(i)\\nfor i in range(10):\\n    print(i)\\n\
     for i in range(10):\\n    print(i)\\nfor i in range(10):\\n";
 
@@ -256,7 +257,10 @@ fn shifted(log: &Log, bench: &Bench<'_>, checks: &mut Checks) -> Result<()> {
         let tokens = fresh.evaluated;
         let reused = fresh.cached == 0 && answer.evaluated < 8 && answer.cached > tokens - 8;
         checks.expect(reused, || {
-            format!("{kind}: only {} tokens of {tokens} were reused", answer.cached)
+            format!(
+                "{kind}: only {} tokens of {tokens} were reused",
+                answer.cached
+            )
         })?;
     }
     Ok(())
