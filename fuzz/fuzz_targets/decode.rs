@@ -1,8 +1,8 @@
-//! Any bytes through every decoder, against the oracle.
+//! Any bytes through every decoder, into both domains, against the oracle.
 #![no_main]
 
 #[path = "../../crates/formats/tests/any_input/mod.rs"]
-#[allow(dead_code, reason = "the other target takes the other half")]
+#[allow(dead_code, reason = "others take other parts")]
 mod any_input;
 
 use kvforge_formats::FORMATS;

@@ -1,8 +1,9 @@
-//! Any floats through every encoder, judged by the oracle.
+//! Any floats through both encoders of every format: the reference judged by the oracle, the
+//! best one by the reference.
 #![no_main]
 
 #[path = "../../crates/formats/tests/any_input/mod.rs"]
-#[allow(dead_code, reason = "the other target takes the other half")]
+#[allow(dead_code, reason = "others take other parts")]
 mod any_input;
 
 use kvforge_formats::FORMATS;

@@ -3,11 +3,15 @@
 mod build;
 mod contract;
 mod doctor;
+mod formats;
+mod quality;
+mod rows;
 mod say;
 mod ship;
 mod smoke;
 mod status;
 mod unship;
+mod verify;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -34,6 +38,12 @@ enum Verb {
     #[command(subcommand)]
     Contract(contract::Verb),
     Doctor(doctor::Args),
+    Formats(formats::Args),
+    Encode(rows::Encode),
+    Decode(rows::Decode),
+    Score(rows::Score),
+    Quality(quality::Args),
+    Verify(verify::Args),
 }
 
 const EXIT_CODES: &str = "\
@@ -57,6 +67,12 @@ fn main() -> ExitCode {
         Verb::Smoke(args) => smoke::run(args),
         Verb::Contract(verb) => contract::run(verb),
         Verb::Doctor(args) => doctor::run(args),
+        Verb::Formats(args) => formats::run(args),
+        Verb::Encode(args) => rows::encode(args),
+        Verb::Decode(args) => rows::decode(args),
+        Verb::Score(args) => rows::score(args),
+        Verb::Quality(args) => quality::run(args),
+        Verb::Verify(args) => verify::run(args),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -7,10 +7,12 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use kvforge_cpu::attention::{Attention, Mask, MaskType, Segment, attend, attend_scratch};
+use kvforge_cpu::attention::{
+    Attention, Mask, MaskType, Scores, Segment, attend, attend_scratch, score, score_scratch,
+};
 use kvforge_cpu::view::{Rows, RowsMut, Shape};
 use kvforge_cpu::{CacheType, Encoder, Isa, decode, dot, encode};
-use kvforge_formats::{Domain, FORMATS, f32_to_f16, q4_polar};
+use kvforge_formats::{Domain, FORMATS, by_name, f32_to_f16, q4_polar};
 
 fn main() {
     let wanted: Vec<String> = std::env::args()
@@ -24,6 +26,7 @@ fn main() {
             continue;
         }
         codecs(isa, &wanted);
+        scores(isa, &wanted);
         attentions(isa, &wanted);
     }
 }
@@ -105,36 +108,59 @@ fn codecs(isa: Isa, wanted: &dyn Fn(&str) -> bool) {
     }
 }
 
+/// Values of a head.
+const DIM: usize = 128;
+
+/// Query heads, kv heads, query positions, tokens.
+const SHAPES: [[usize; 4]; 6] = [
+    [12, 2, 1, 4096],
+    [32, 8, 1, 4096],
+    [8, 8, 1, 4096],
+    [32, 8, 1, 32768],
+    [12, 2, 512, 1024],
+    [12, 2, 512, 4096],
+];
+
+/// `decode` or `prefill`, and the shape; `None` where it would take too long.
+fn describe(isa: Isa, [n_heads, n_kv_heads, n_q, n_kv]: [usize; 4]) -> Option<String> {
+    let what = if n_q == 1 { "decode" } else { "prefill" };
+    (isa != Isa::Scalar || n_q * n_kv <= 1 << 12)
+        .then(|| format!("{what} heads {n_heads}/{n_kv_heads} n_q {n_q} n_kv {n_kv}"))
+}
+
+/// Whole cache lines of scratch.
+fn aligned(memory: &mut Vec<f32>, floats: usize) -> &mut [f32] {
+    memory.resize(floats + 16, 0.0);
+    let start = memory.as_ptr().align_offset(64);
+    &mut memory[start..start + floats]
+}
+
+/// The first pair of types is what the others are compared with.
 fn attentions(isa: Isa, wanted: &dyn Fn(&str) -> bool) {
-    const DIM: usize = 128;
-    let [t3, t4] = [FORMATS[0], FORMATS[1]].map(CacheType::Format);
+    let of_name = |name| CacheType::Format(by_name(name).expect("a known format"));
+    let [t3, t4, tcq, qjl, polar] =
+        ["tbq3_0", "tbq4_0", "tbq3_tcq", "qjl1_256", "q4_polar"].map(of_name);
     let (f16, q8) = (CacheType::F16, CacheType::Q8_0);
-    for (k_type, v_type) in [
-        (t3, t3),
-        (t4, t4),
-        (t4, t3),
-        (f16, f16),
-        (q8, q8),
-        (f16, t4),
-    ] {
-        for (n_heads, n_kv_heads, n_q, n_kv) in [
-            (12, 2, 1, 4096),
-            (32, 8, 1, 4096),
-            (8, 8, 1, 4096),
-            (32, 8, 1, 32768),
-            (12, 2, 512, 1024),
-            (12, 2, 512, 4096),
+    for shape in SHAPES {
+        let [n_heads, n_kv_heads, n_q, n_kv] = shape;
+        let Some(what) = describe(isa, shape) else {
+            continue;
+        };
+        let mut first = None;
+        for (k_type, v_type) in [
+            (f16, f16),
+            (q8, q8),
+            (t3, t3),
+            (t4, t4),
+            (t4, t3),
+            (f16, t4),
+            (tcq, tcq),
+            (polar, polar),
+            (qjl, t3),
+            (qjl, tcq),
         ] {
-            if isa == Isa::Scalar && n_q * n_kv > 1 << 19 {
-                continue;
-            }
-            let what = if n_q == 1 { "decode" } else { "prefill" };
-            let line = format!(
-                "{}-{}/attend/{} {what} heads {n_heads}/{n_kv_heads} n_q {n_q} n_kv {n_kv}",
-                name(k_type),
-                name(v_type),
-                isa.name(),
-            );
+            let (k_name, v_name) = (name(k_type), name(v_type));
+            let line = format!("{k_name}-{v_name}/attend/{} {what}", isa.name());
             if !wanted(&line) {
                 continue;
             }
@@ -179,12 +205,8 @@ fn attentions(isa: Isa, wanted: &dyn Fn(&str) -> bool) {
                 isa,
                 slot: 0,
             };
-            let floats = attend_scratch(&a, n_q).unwrap();
-            let mut scratch = vec![[0f32; 16]; floats / 16 + 1];
-            let scratch = scratch.as_flattened_mut();
-            let start = scratch.as_ptr().align_offset(64);
-            // One line more than needed was allocated.
-            let scratch = &mut scratch[start..start + floats];
+            let mut memory = vec![];
+            let scratch = aligned(&mut memory, attend_scratch(&a, n_q).unwrap());
             let mut out = vec![0u8; q.len()];
             let shape = rows(&q, n_q, n_heads).shape();
             let mut out = RowsMut::new(&mut out, shape).unwrap();
@@ -194,15 +216,65 @@ fn attentions(isa: Isa, wanted: &dyn Fn(&str) -> bool) {
                 }
             });
             let pairs = (0..n_q).map(|q| n_kv - n_q + q + 1).sum::<usize>() * n_heads;
-            let ns = time.as_secs_f64() * 1e9;
-            println!(
-                "{line:72} {:7.2} ns a pair {:8.2} ms {:6.2} GB/s of cache",
-                ns / pairs as f64,
-                ns / 1e6,
-                (k.len() + v.len()) as f64 / ns,
-            );
+            report(&line, time, pairs, k.len() + v.len(), &mut first);
         }
     }
+}
+
+fn scores(isa: Isa, wanted: &dyn Fn(&str) -> bool) {
+    let ours = FORMATS.iter().map(|&spec| CacheType::Format(spec));
+    for shape in [SHAPES[1], SHAPES[4]] {
+        let [n_heads, n_kv_heads, n_q, n_kv] = shape;
+        let Some(what) = describe(isa, shape) else {
+            continue;
+        };
+        let mut first = None;
+        for k_type in [CacheType::F16, CacheType::Q8_0, CacheType::PolarResidual]
+            .into_iter()
+            .chain(ours.clone())
+        {
+            let line = format!("{}/score/{} {what}", name(k_type), isa.name());
+            if !wanted(&line) {
+                continue;
+            }
+            let k = cache(k_type, n_kv, n_kv_heads, DIM);
+            let q = random(n_q * n_heads * DIM);
+            let q: Vec<u8> = q.iter().flat_map(|v| v.to_ne_bytes()).collect();
+            let s = Scores {
+                head_dim: DIM,
+                n_heads,
+                n_kv_heads,
+                n_q,
+                n_kv,
+                q: rows(&q, n_q, n_heads),
+                q_domain: Domain::Original,
+                scale: 1.0,
+                k_type,
+                k: rows(&k, n_kv, n_kv_heads),
+                isa,
+                slot: 0,
+            };
+            let mut memory = vec![];
+            let scratch = aligned(&mut memory, score_scratch(&s).unwrap());
+            let mut out = vec![0u8; n_q * n_heads * n_kv * 4];
+            let shape = rows(&out, n_q, n_heads).shape();
+            let mut out = RowsMut::new(&mut out, shape).unwrap();
+            let time = best(|| score(&s, &mut out, scratch).unwrap());
+            report(&line, time, n_q * n_heads * n_kv, k.len(), &mut first);
+        }
+    }
+}
+
+/// Prints a line, with the ratio to the `first` of its kind.
+fn report(line: &str, time: Duration, pairs: usize, bytes: usize, first: &mut Option<f64>) {
+    let ns = time.as_secs_f64() * 1e9;
+    println!(
+        "{line:76} {:7.2} ns a pair {:8.2} ms {:6.2} GB/s of cache {:6.2} x the first",
+        ns / pairs as f64,
+        ns / 1e6,
+        bytes as f64 / ns,
+        ns / *first.get_or_insert(ns),
+    );
 }
 
 fn name(kind: CacheType) -> &'static str {
@@ -211,7 +283,7 @@ fn name(kind: CacheType) -> &'static str {
         CacheType::F16 => "f16",
         CacheType::Q8_0 => "q8_0",
         CacheType::Format(spec) => spec.name,
-        CacheType::PolarResidual => "q4_polar with residual",
+        CacheType::PolarResidual => "q4_polar+residual",
     }
 }
 

@@ -11,6 +11,10 @@
 //! implement the small trait in `kernels`, and `attention` is the one engine
 //! over that trait. `view` and `avx2` hold all the `unsafe` of the crate.
 //!
+//! A new format works here as soon as it stands in
+//! [`FORMATS`](kvforge_formats::FORMATS): the reference codec serves it, and says so
+//! ([`kernel_isa`]). For speed it gets a file in `avx2` and a line in the table there.
+//!
 //! No allocation, no threads, no environment: scratch memory and the split of
 //! work over threads belong to the caller.
 #![no_std]

@@ -42,7 +42,7 @@ pub use float::{f16_to_f32, f32_to_f16, sqrt_f32, sqrt_f64};
 pub use packing::Packing;
 pub use projection::{COLUMN_SQUARES, PROJECTION, PROJECTION_TRANSPOSED};
 pub use rotation::Rotation;
-pub use scalar_code::SCALES;
+pub use scalar_code::{SCALES, for_blocks, to_half};
 pub use spec::{Code, Decode, Domain, Encode, FormatSpec, Role, Scale, Tolerance};
 pub use transform::Transform;
 

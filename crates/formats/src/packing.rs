@@ -23,8 +23,11 @@ const GROUP_BYTES: usize = 14;
 const HIGH_BITS: usize = 10;
 
 impl Packing {
-    /// Writes a scale and `codes` of `width` bits; `block` is as long as they need.
-    pub(crate) fn pack(self, width: usize, scale: u16, codes: &[u8], block: &mut [u8]) {
+    /// Writes an fp16 scale and `codes` of `width` bits.
+    ///
+    /// # Panics
+    /// If `block` is shorter than they need.
+    pub fn pack(self, width: usize, scale: u16, codes: &[u8], block: &mut [u8]) {
         if self == Packing::SplitPlanes {
             let groups = block.as_chunks_mut::<GROUP_BYTES>().0.iter_mut();
             for (codes, group) in codes.as_chunks::<GROUP>().0.iter().zip(groups) {

@@ -56,9 +56,13 @@ pub(crate) const fn check(spec: &FormatSpec) {
     assert!(spec.block_bytes >= 2 + spec.block_len * code.bits / 8);
 }
 
-/// Calls `block` with every block of a row, its bytes and its index, after
-/// checking lengths and that the values are finite.
-pub(crate) fn for_blocks<const N: usize>(
+/// Calls `block` with every block of a row, `N` values and their bytes, after
+/// checking lengths and that the values are finite: the frame of every encoder.
+///
+/// # Errors
+/// [`CodecError`] for lengths that do not fit together, for the first value that is
+/// not finite, and a scale overflow for the first block that gives `None`.
+pub fn for_blocks<const N: usize>(
     spec: &FormatSpec,
     x: &[f32],
     bytes: &mut [u8],
@@ -77,7 +81,7 @@ pub(crate) fn for_blocks<const N: usize>(
 }
 
 /// `scale` in fp16, if it is finite there.
-pub(crate) fn to_half(scale: f32) -> Option<u16> {
+pub fn to_half(scale: f32) -> Option<u16> {
     let half = f32_to_f16(scale);
     f16_to_f32(half).is_finite().then_some(half)
 }
@@ -126,7 +130,7 @@ pub(crate) fn encode_best<const N: usize>(
     })
 }
 
-/// Scales that [`fit`] tries, as factors on the reciprocal of the RMS: from 0.75
+/// Scales that best encoders of scalar codes try, as factors on the reciprocal of the RMS: from 0.75
 /// times the RMS to 1.25 times, in even steps. The middle one is the scale of the
 /// reference encoders, so that no block comes out worse than theirs. Nine of them
 /// take all but 1 % of what a dense search would gain.

@@ -30,7 +30,9 @@ pub struct FormatSpec {
     /// on an error, blocks before the offending one have been written.
     pub encode: Encode,
     /// Encoder of one row into bytes that every public decoder reads and that
-    /// decode to less error than the reference's. As deterministic as that one.
+    /// decode to no more error than the reference's, but for the rounding of a scale;
+    /// mostly to less. As deterministic as that one. A scale that fits is not always the
+    /// reference's, so it may be refused as too large a little earlier.
     pub encode_best: Encode,
     /// Reference decoder of one row into the chosen [`Domain`]. Any bytes
     /// decode.
@@ -199,8 +201,8 @@ pub enum Domain {
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
     /// Relative mean squared error of the reference encoder and decode on Gaussian
-    /// values. For scalar codes in theory: the codebook's error on a block divided
-    /// by its own RMS.
+    /// values. For scalar codes of a block divided by its own RMS in theory, for
+    /// others measured.
     pub gaussian_mse: f64,
     /// The same of the best encoder, measured.
     pub gaussian_mse_best: f64,

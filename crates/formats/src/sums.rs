@@ -24,3 +24,30 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 pub(crate) fn squares(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |sum, v| sum + v * v)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Beside 1e8 a 1 is lost: whether it is says what was added to what first.
+    #[test]
+    fn strands_are_added_four_two_and_one_apart() {
+        const BIG: f32 = 1e8;
+        let sum = |at: [(usize, f32); 3]| {
+            let mut terms = [0.0; 24];
+            for (i, v) in at {
+                terms[i] = v;
+            }
+            strands(terms.into_iter())
+        };
+        // A strand takes every eighth term, in order.
+        assert_eq!(sum([(0, BIG), (8, -BIG), (16, 1.0)]), 1.0);
+        assert_eq!(sum([(0, BIG), (8, 1.0), (16, -BIG)]), 0.0);
+        // Four apart before two apart before one apart.
+        assert_eq!(sum([(0, BIG), (4, -BIG), (2, 1.0)]), 1.0);
+        assert_eq!(sum([(0, BIG), (2, -BIG), (1, 1.0)]), 1.0);
+        assert_eq!(sum([(1, BIG), (7, -BIG), (4, 1.0)]), 1.0);
+        assert_eq!(sum([(0, BIG), (2, -BIG), (4, 1.0)]), 0.0);
+        assert_eq!(sum([(0, BIG), (1, -BIG), (2, 1.0)]), 0.0);
+    }
+}

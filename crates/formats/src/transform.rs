@@ -44,7 +44,7 @@ impl Transform {
     pub fn forward(self, x: &[f32], coded: &mut [f32]) {
         match self {
             Transform::Rotation(rotation) => {
-                let n = x.len().min(coded.len());
+                let n = x.len().min(coded.len()) / rotation.width() * rotation.width();
                 coded[..n].copy_from_slice(&x[..n]);
                 rotation.rotate(&mut coded[..n]);
             }

@@ -13,7 +13,7 @@ pub(crate) const ROTATION: Rotation = Rotation::SignedHadamard128 {
 };
 
 /// Lengths up to here count as zero.
-const SMALLEST: f32 = 1e-10;
+pub const SMALLEST: f32 = 1e-10;
 
 /// The length of a block and the block scaled to length one, rotated. A block
 /// that counts as zero becomes zeros.
@@ -26,7 +26,7 @@ pub(crate) fn unit(x: &[f32; BLOCK]) -> (f32, [f32; BLOCK]) {
 }
 
 /// The scale that gives the coded block the length of the one it came from.
-pub(crate) fn corrected(norm: f32, coded: &[f32; BLOCK]) -> f32 {
+pub fn corrected(norm: f32, coded: &[f32; BLOCK]) -> f32 {
     let length = sqrt_f32(sums::squares(coded));
     if length > SMALLEST {
         norm / length

@@ -3,8 +3,8 @@
 mod any_input;
 
 use kvforge_formats::{
-    Code, CodecError, Domain, Encode, FORMATS, FormatSpec, Packing, Scale, by_id, by_name,
-    f16_to_f32, oracle,
+    Code, CodecError, Domain, Encode, FORMATS, FormatSpec, Scale, by_id, by_name, f16_to_f32,
+    oracle,
 };
 
 /// What an untouched byte holds in these tests.
@@ -30,6 +30,36 @@ fn formats_are_found_by_name_and_id() {
     assert!(FORMATS.is_sorted_by(|a, b| a.id < b.id));
     assert_eq!(by_name("tbq5_0"), None);
     assert_eq!(by_id(0), None);
+}
+
+/// Legacy formats are read only, and a sketch is for scores.
+#[test]
+fn roles_say_what_a_cache_may_hold() {
+    for spec in FORMATS {
+        let legacy = spec.name.ends_with("_legacy");
+        let sketch = spec.len_in(Domain::Rotated) != spec.block_len;
+        assert_eq!(spec.holds_keys(), !legacy, "{}", spec.name);
+        assert_eq!(spec.holds_values(), !legacy && !sketch, "{}", spec.name);
+    }
+}
+
+/// What is not a whole block in both slices stays as it is.
+#[test]
+fn transforms_leave_parts_of_blocks_alone() {
+    for spec in FORMATS {
+        let (n, m) = (spec.block_len, spec.len_in(Domain::Rotated));
+        let mut whole = vec![7.0; m];
+        spec.transform.forward(&walk(spec, 1.0), &mut whole);
+        let x = [walk(spec, 1.0), walk(spec, 1.0)].concat();
+        let mut coded = vec![7.0; 2 * m];
+        spec.transform.forward(&x[..2 * n - 1], &mut coded);
+        assert_eq!(coded[..m], whole, "{}", spec.name);
+        assert_eq!(coded[m..], vec![7.0; m], "{}", spec.name);
+        let mut short = vec![7.0; 2 * m - 1];
+        spec.transform.forward(&x, &mut short);
+        assert_eq!(short[..m], whole, "{}", spec.name);
+        assert_eq!(short[m..], vec![7.0; m - 1], "{}", spec.name);
+    }
 }
 
 /// Zero in, zero out. `tbq` blocks of zeros are bytes of zeros; what codes the
@@ -341,21 +371,8 @@ fn refused(spec: &FormatSpec, encoder: Encode, x: &[f32], error: CodecError, who
     assert!(untouched.iter().all(|&b| b == UNTOUCHED));
 }
 
-/// Where the scales of a block are.
-fn scales_at(spec: &FormatSpec) -> impl Iterator<Item = usize> + use<> {
-    let (first, step) = match spec.code {
-        Code::Signs { .. } => (32, spec.block_bytes),
-        Code::Scalar {
-            packing: Packing::SplitPlanes,
-            ..
-        } => (0, 14),
-        _ => (0, spec.block_bytes),
-    };
-    (first..spec.block_bytes).step_by(step)
-}
-
 fn scales(spec: &FormatSpec, block: &[u8]) -> Vec<f32> {
-    let bits = scales_at(spec).map(|at| u16::from_le_bytes([block[at], block[at + 1]]));
+    let bits = any_input::scales_at(spec).map(|at| u16::from_le_bytes([block[at], block[at + 1]]));
     bits.map(|bits| match spec.code {
         Code::Signs { .. } => f32::from_bits(u32::from(bits) << 16),
         _ => f16_to_f32(bits),
@@ -364,7 +381,7 @@ fn scales(spec: &FormatSpec, block: &[u8]) -> Vec<f32> {
 }
 
 fn with_scales(spec: &FormatSpec, mut block: Vec<u8>, bits: u16) -> Vec<u8> {
-    for at in scales_at(spec) {
+    for at in any_input::scales_at(spec) {
         block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
     }
     block

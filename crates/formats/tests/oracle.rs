@@ -1,12 +1,11 @@
-//! The oracle against results that can be worked out by hand, and the codecs
-//! against the oracle on rows that no public data covers.
+//! The oracle's blocks against results that can be worked out by hand, and the
+//! codecs against the oracle on rows that no public data covers.
 
-use kvforge_formats::oracle::{self, Mask, Problem, Scores, Segment, Tensor, Type};
-use kvforge_formats::{Domain, FORMATS, FormatSpec, Rotation, tbq3_0, tbq4_0};
+use kvforge_formats::oracle::{self, Type};
+use kvforge_formats::{Code, Domain, FORMATS, FormatSpec, Rotation, Transform};
+use kvforge_formats::{q4_polar, qjl1_256, tbq3_0, tbq3_tcq, tbq4_0, turbo3_legacy, turbo4_legacy};
 
 const EXACT: f64 = 1e-12;
-
-// Blocks.
 
 /// A constant rotated block is one spike at index 0: the first row of the matrix
 /// is constant, all others cancel.
@@ -22,6 +21,9 @@ fn equal_codes_decode_to_a_spike() {
     // tbq4_0: scale 0.5, every code 3.
     let bytes = [&[0x00, 0x38][..], &[0x33; 16]].concat();
     spike(&tbq4_0::SPEC, &bytes, 0.5 * -1.2557391 * 32f64.sqrt());
+    // q4_polar: length 2, every code 3; its unit cancels the width of the butterfly.
+    let bytes = [&[0x00, 0x40][..], &[0x33; 64], &[0; 16]].concat();
+    spike(&q4_polar::SPEC, &bytes, 2.0 * -1.279_739_752);
 }
 
 fn spike(spec: &FormatSpec, bytes: &[u8], height: f64) {
@@ -30,31 +32,34 @@ fn spike(spec: &FormatSpec, bytes: &[u8], height: f64) {
     assert!((x[0] - height).abs() < 1e-6, "{} {height}", x[0]);
     assert!(x[1..].iter().all(|v| v.abs() < EXACT), "{x:?}");
     // The codec finds the same numbers.
-    let mut ours = [0.0; 32];
+    let mut ours = vec![0.0; spec.block_len];
     (spec.decode)(bytes, &mut ours, Domain::Original).unwrap();
     for (ours, exact) in ours.iter().zip(x) {
         assert!((f64::from(*ours) - exact).abs() < 1e-6);
     }
 }
 
-/// Where code `i` stands, spelled out for some `i`: byte and shift.
+/// Where code `i` stands, spelled out for some `i`: byte and bits.
 #[test]
 fn codes_stand_where_the_layout_says() {
-    let single = |spec: &FormatSpec, byte: usize, bits: u8| -> Vec<usize> {
+    let single = |spec: &FormatSpec, byte: usize, bits: u8| -> [usize; 2] {
+        let Code::Scalar { codebook, unit, .. } = spec.code else {
+            panic!("{} has no codes", spec.name);
+        };
         let mut bytes = vec![0; spec.block_bytes];
-        bytes[..2].copy_from_slice(&[0x00, 0x3c]);
+        let groups = if *spec == turbo3_legacy::SPEC { 4 } else { 1 };
+        for group in bytes.chunks_mut(spec.block_bytes / groups) {
+            group[..2].copy_from_slice(&[0x00, 0x3c]);
+        }
         bytes[byte] = bits;
         let r = oracle::decode_rotated(spec, &bytes);
-        let lowest = f64::from(spec.codebook[0]);
         let code = |v: &f64| {
-            spec.codebook
-                .iter()
-                .position(|&c| f64::from(c) == *v)
-                .unwrap()
+            let entry = |c: &f32| (f64::from(*c * unit) - v).abs() < 1e-6;
+            codebook.iter().position(entry).unwrap()
         };
-        assert_eq!(r.iter().filter(|v| **v != lowest).count(), 1);
-        let at = r.iter().position(|v| *v != lowest).unwrap();
-        vec![at, code(&r[at])]
+        assert_eq!(r.iter().filter(|v| code(v) != 0).count(), 1);
+        let at = r.iter().position(|v| code(v) != 0).unwrap();
+        [at, code(&r[at])]
     };
     assert_eq!(single(&tbq3_0::SPEC, 2, 0b0000_0101), [0, 5]);
     assert_eq!(single(&tbq3_0::SPEC, 2, 0b0010_1000), [1, 5]);
@@ -66,31 +71,80 @@ fn codes_stand_where_the_layout_says() {
     assert_eq!(single(&tbq4_0::SPEC, 2, 0xb0), [16, 11]);
     assert_eq!(single(&tbq4_0::SPEC, 17, 0x02), [15, 2]);
     assert_eq!(single(&tbq4_0::SPEC, 17, 0x20), [31, 2]);
+    for spec in [&q4_polar::SPEC, &turbo4_legacy::SPEC] {
+        assert_eq!(single(spec, 2, 0x0b), [0, 11]);
+        assert_eq!(single(spec, 2, 0xb0), [1, 11]);
+        assert_eq!(single(spec, 65, 0x20), [127, 2]);
+    }
+    assert_eq!(single(&turbo3_legacy::SPEC, 2, 0b1100), [1, 3]);
+    assert_eq!(single(&turbo3_legacy::SPEC, 9, 0b1000_0000), [31, 2]);
+    assert_eq!(single(&turbo3_legacy::SPEC, 10, 0b10), [1, 4]);
+    assert_eq!(single(&turbo3_legacy::SPEC, 3 * 14 + 13, 0x80), [127, 4]);
+}
+
+/// Two bits of the string, and the windows that see them.
+#[test]
+fn a_state_is_the_window_at_three_times_its_index() {
+    let Code::Trellis { codebook } = tbq3_tcq::SPEC.code else {
+        panic!("not a trellis");
+    };
+    let mut bytes = vec![0; 52];
+    // Scale 1; bits 3 and 11 of the string.
+    bytes[..4].copy_from_slice(&[0x00, 0x3c, 0b1000, 0b1000]);
+    let states = [8, 0b1_0000_0001, 1 << 5, 1 << 2, 0, 0];
+    let decoded = oracle::decode_rotated(&tbq3_tcq::SPEC, &bytes);
+    for (t, v) in decoded.iter().enumerate() {
+        let state = states.get(t).copied().unwrap_or(0);
+        assert_eq!(*v, f64::from(codebook[state]), "value {t}");
+    }
+    // The last window ends two bits before the padding.
+    bytes[50] = 0b0010_0000;
+    let last = oracle::decode_rotated(&tbq3_tcq::SPEC, &bytes)[127];
+    assert_eq!(last, f64::from(codebook[1 << 8]));
+}
+
+#[test]
+fn signs_stand_in_order_before_the_scale() {
+    let mut bytes = vec![0; 34];
+    (bytes[1], bytes[31]) = (0b10, 0x80);
+    // bf16: 2.
+    bytes[32..].copy_from_slice(&[0x00, 0x40]);
+    let unit = (std::f64::consts::PI / 2.0).sqrt() / 256.0;
+    for (j, v) in oracle::decode_rotated(&qjl1_256::SPEC, &bytes)
+        .iter()
+        .enumerate()
+    {
+        let sign = if j == 9 || j == 255 { 1.0 } else { -1.0 };
+        assert!((v - 2.0 * sign * unit).abs() < 1e-9, "{j}: {v}");
+    }
 }
 
 /// A unit vector turns into one column of the matrix, whose signs are known.
 #[test]
 fn unit_vectors_rotate_to_signed_columns() {
     for spec in FORMATS {
-        let Rotation::SignedHadamard32 { negative } = spec.rotation;
-        for column in [0, 1, 2, 16, 31] {
-            let mut x = [0.0; 32];
+        let (before, after) = match spec.transform {
+            Transform::Rotation(Rotation::SignedHadamard32 { negative }) => (negative.into(), 0),
+            Transform::Rotation(Rotation::SignedHadamard128 { before, after }) => (before, after),
+            // `golden.rs` has its matrix.
+            Transform::Sketch => continue,
+        };
+        let n = spec.block_len;
+        let sign = |mask: u128, i: usize| [1.0, -1.0][(mask >> i & 1) as usize];
+        for column in [0, 1, 2, 16, 31, n - 1] {
+            let mut x = vec![0.0; n];
             x[column] = 1.0;
-            let r = oracle::rotate(spec, &x);
-            let sign = if negative >> column & 1 == 1 {
-                -1.0
-            } else {
-                1.0
-            };
-            for (row, v) in r.iter().enumerate() {
+            for (row, v) in oracle::rotate(spec, &x).iter().enumerate() {
                 let expected = match column {
                     0 => 1.0,
                     1 => [1.0, -1.0][row % 2],
                     2 => [1.0, 1.0, -1.0, -1.0][row % 4],
-                    16 => [1.0, -1.0][row / 16],
+                    16 => [1.0, -1.0][row / 16 % 2],
+                    31 => [1.0, -1.0][(row % 32).count_ones() as usize % 2],
                     _ => [1.0, -1.0][row.count_ones() as usize % 2],
                 };
-                assert!((v - sign * expected / 32f64.sqrt()).abs() < EXACT);
+                let expected = sign(before, column) * expected * sign(after, row);
+                assert!((v - expected / (n as f64).sqrt()).abs() < EXACT);
             }
         }
     }
@@ -102,11 +156,12 @@ fn unit_vectors_rotate_to_signed_columns() {
 #[test]
 fn codecs_agree_with_the_oracle_on_many_rows() {
     for spec in FORMATS {
-        let encoded = |x: &[f32; 32]| {
+        let n = spec.block_len;
+        let encoded = |x: &[f32]| {
             let mut bytes = vec![0; spec.block_bytes];
             (spec.encode)(x, &mut bytes).unwrap();
             oracle::judge(spec, x, &bytes).unwrap();
-            let mut decoded = [0.0; 32];
+            let mut decoded = vec![0.0; n];
             (spec.decode)(&bytes, &mut decoded, Domain::Original).unwrap();
             let exact = oracle::decode(spec, &bytes);
             let size = exact.iter().map(|v| v * v).sum::<f64>().sqrt();
@@ -115,39 +170,42 @@ fn codecs_agree_with_the_oracle_on_many_rows() {
             }
             bytes
         };
-        for x in rows_with_a_pattern() {
+        for x in rows_with_a_pattern(n) {
             encoded(&x);
         }
-        let differ = (0..1000usize)
-            .map(|i| std::array::from_fn(|j| 10f32.powi(i as i32 % 9 - 5) * wave(32 * i + j)))
+        let count = 32_000 / n;
+        let row = |i: usize| -> Vec<f32> {
+            let size = 10f32.powi(i as i32 % 9 - 5);
+            (0..n).map(|j| size * wave(n * i + j)).collect()
+        };
+        let differ = (0..count)
+            .map(row)
             .filter(|x| oracle::encode(spec, x) != encoded(x))
             .count();
-        assert!(differ <= 2, "{}: {differ} of 1000", spec.name);
+        assert!(differ <= 2, "{}: {differ} of {count}", spec.name);
     }
 }
 
-fn rows_with_a_pattern() -> Vec<[f32; 32]> {
+fn rows_with_a_pattern(n: usize) -> Vec<Vec<f32>> {
+    let row = |value: &dyn Fn(usize) -> f32| (0..n).map(value).collect();
     let mut rows = vec![];
-    for i in 0..32usize {
+    for i in (0..n).step_by(n / 32) {
         // One-hot, Walsh functions, steps, ramps, an outlier among small values.
-        rows.push(std::array::from_fn(|j| f32::from(j == i)));
-        rows.push(std::array::from_fn(|j| {
-            [1.0, -1.0][(i & j).count_ones() as usize % 2]
-        }));
-        rows.push(std::array::from_fn(|j| f32::from(j <= i) * 3.0));
-        rows.push(std::array::from_fn(|j| (i * j) as f32 - 100.0));
-        rows.push(std::array::from_fn(|j| {
-            if j == i { 1e4 } else { (j as f32).sin() }
-        }));
+        rows.push(row(&|j| f32::from(j == i)));
+        rows.push(row(&|j| [1.0, -1.0][(i & j).count_ones() as usize % 2]));
+        rows.push(row(&|j| f32::from(j <= i) * 3.0));
+        rows.push(row(&|j| (i * j) as f32 / 16.0 - 100.0));
+        rows.push(row(&|j| if j == i { 1e4 } else { (j as f32).sin() }));
     }
     rows
 }
 
-/// An independent encoder is only a judge if it refuses what is wrong.
+/// An independent encoder is only a judge if it refuses what is wrong: every bit of
+/// a block, padding too.
 #[test]
 fn judge_refuses_wrong_codes_and_scales() {
     for spec in FORMATS {
-        let x: Vec<f32> = (0..32).map(wave).collect();
+        let x: Vec<f32> = (0..spec.block_len).map(wave).collect();
         let mut good = vec![0; spec.block_bytes];
         (spec.encode)(&x, &mut good).unwrap();
         oracle::judge(spec, &x, &good).unwrap();
@@ -202,308 +260,6 @@ fn plain_types_encode_to_nearest() {
         }
     }
     assert_eq!(Type::Q8_0.encode(&[0.0; 32]), [0; 34]);
-}
-
-// Attention. Queries and keys of one number make logits plain: q is 1, keys are
-// the logits.
-
-/// One head, one query, keys that are `logits`, values 1, 10, 100 ...
-fn problem(logits: &[f32]) -> Problem {
-    let values: Vec<f32> = (0..logits.len()).map(|t| 10f32.powi(t as i32)).collect();
-    Problem {
-        head_dim_k: 1,
-        head_dim_v: 1,
-        n_heads: 1,
-        n_kv_heads: 1,
-        n_q: 1,
-        q: Tensor::by_row(Type::F32, &[1.0], 1, 1),
-        segments: vec![segment(logits, &values)],
-        ..Problem::default()
-    }
-}
-
-fn segment(keys: &[f32], values: &[f32]) -> Segment {
-    Segment {
-        n_kv: keys.len(),
-        k: Tensor::by_row(Type::F32, keys, 1, 1),
-        v: Tensor::by_row(Type::F32, values, 1, 1),
-        ..Segment::default()
-    }
-}
-
-/// A mask for one head, `[n_q, n_kv]`.
-fn mask(values: &[f32], n_kv: usize) -> Option<Mask> {
-    Some(Mask {
-        values: Tensor::by_row(Type::F32, values, n_kv, 1),
-        heads: 1,
-    })
-}
-
-fn close(out: &[f64], expected: &[f64]) {
-    assert_eq!(out.len(), expected.len());
-    for (a, b) in out.iter().zip(expected) {
-        // Logits such as ln 3 are rounded to fp32.
-        assert!(
-            (a - b).abs() <= 1e-6 * b.abs().max(1.0),
-            "{out:?} {expected:?}"
-        );
-    }
-}
-
-const LN_3: f32 = 1.098_612_3;
-
-#[test]
-fn weights_are_a_softmax() {
-    close(&oracle::attention(&problem(&[5.0])), &[1.0]);
-    close(&oracle::attention(&problem(&[0.0, LN_3])), &[0.25 + 7.5]);
-    // The same above every exp that f64 holds.
-    close(&oracle::attention(&problem(&[2000.0, 2000.0])), &[5.5]);
-    close(&oracle::attention(&problem(&[-2000.0, -2000.0])), &[5.5]);
-}
-
-#[test]
-fn scale_multiplies_the_dot() {
-    let scaled = Problem {
-        scale: 0.5,
-        ..problem(&[0.0, 2.0 * LN_3])
-    };
-    close(&oracle::attention(&scaled), &[0.25 + 7.5]);
-}
-
-/// tanh(x) of a logit far above the cap is 1: both weigh e^cap.
-#[test]
-fn softcap_bounds_the_scaled_score() {
-    let capped = |logits, scale| Problem {
-        softcap: Some(LN_3),
-        scale,
-        ..problem(logits)
-    };
-    close(&oracle::attention(&capped(&[0.0, 1e4], 1.0)), &[0.25 + 7.5]);
-    let weight = (f64::from(LN_3) * (1.0 / f64::from(LN_3)).tanh()).exp();
-    let expected = (1.0 + 10.0 * weight) / (1.0 + weight);
-    close(&oracle::attention(&capped(&[0.0, 2.0], 0.5)), &[expected]);
-}
-
-#[test]
-fn mask_is_added_after_the_cap_times_the_slope() {
-    let mut masked = problem(&[0.0, 1e4]);
-    masked.softcap = Some(1.0);
-    masked.slopes = Some(vec![0.5]);
-    masked.segments[0].mask = mask(&[0.0, -2.0 + 2.0 * LN_3], 2);
-    // 0 against 1 + 0.5 * (-2 + 2 ln 3) = ln 3.
-    close(&oracle::attention(&masked), &[0.25 + 7.5]);
-    // A slope is a factor on the mask: without one it does nothing.
-    let unmasked = Problem {
-        slopes: Some(vec![0.5]),
-        ..problem(&[0.0, LN_3])
-    };
-    close(&oracle::attention(&unmasked), &[0.25 + 7.5]);
-}
-
-#[test]
-fn hidden_keys_take_no_part_whatever_they_hold() {
-    let mut p = problem(&[0.0, f32::NAN, LN_3]);
-    p.segments[0].v = Tensor::by_row(Type::F32, &[1.0, f32::NAN, 10.0], 1, 1);
-    assert!(oracle::attention(&p)[0].is_nan());
-    p.segments[0].mask = mask(&[0.0, f32::NEG_INFINITY, 0.0], 3);
-    for slope in [None, Some(vec![0.0]), Some(vec![-1.0])] {
-        p.slopes = slope;
-        close(&oracle::attention(&p), &[0.25 + 7.5]);
-    }
-}
-
-#[test]
-fn a_query_that_sees_nothing_gives_zeros() {
-    let mut p = problem(&[0.0, 1.0]);
-    p.segments[0].mask = mask(&[f32::NEG_INFINITY; 2], 2);
-    assert_eq!(oracle::attention(&p), [0.0]);
-    p.sinks = Some(vec![3.0]);
-    assert_eq!(oracle::attention(&p), [0.0]);
-    assert_eq!(oracle::attention(&problem(&[])), [0.0]);
-    p.segments.clear();
-    assert_eq!(oracle::attention(&p), [0.0]);
-}
-
-#[test]
-fn a_sink_is_a_key_without_value() {
-    let with_sink = |logits, sink| Problem {
-        sinks: Some(vec![sink]),
-        ..problem(logits)
-    };
-    close(&oracle::attention(&with_sink(&[0.0], LN_3)), &[0.25]);
-    close(
-        &oracle::attention(&with_sink(&[0.0, LN_3], f32::NEG_INFINITY)),
-        &[7.75],
-    );
-    // Far above all keys, beyond every exp.
-    close(&oracle::attention(&with_sink(&[0.0], 5000.0)), &[0.0]);
-    close(&oracle::attention(&with_sink(&[5000.0], 0.0)), &[1.0]);
-}
-
-/// Three queries at positions 4, 5, 6 over keys at 3 .. 7: they see 2, 3 and 4.
-#[test]
-fn causal_hides_later_positions() {
-    let mut p = Problem {
-        n_q: 3,
-        q: Tensor::by_row(Type::F32, &[1.0; 3], 1, 1),
-        causal: Some(4),
-        ..problem(&[0.0; 5])
-    };
-    p.segments[0].pos0 = 3;
-    close(
-        &oracle::attention(&p),
-        &[11.0 / 2.0, 111.0 / 3.0, 1111.0 / 4.0],
-    );
-    p.causal = None;
-    close(&oracle::attention(&p), &[11111.0 / 5.0; 3]);
-    p.causal = Some(-9);
-    assert_eq!(oracle::attention(&p), [0.0; 3]);
-}
-
-/// Four query heads on two kv heads; positions outermost in the output.
-#[test]
-fn heads_share_kv_heads_in_order() {
-    let mut p = Problem {
-        n_heads: 4,
-        n_kv_heads: 2,
-        n_q: 2,
-        q: Tensor::by_row(Type::F32, &[0.0; 8], 1, 4),
-        ..problem(&[])
-    };
-    p.segments[0] = Segment {
-        n_kv: 1,
-        k: Tensor::by_row(Type::F32, &[0.0; 2], 1, 2),
-        v: Tensor::by_row(Type::F32, &[7.0, 9.0], 1, 2),
-        ..Segment::default()
-    };
-    assert_eq!(
-        oracle::attention(&p),
-        [7.0, 7.0, 9.0, 9.0, 7.0, 7.0, 9.0, 9.0]
-    );
-    // One slope, sink and mask a head.
-    p.sinks = Some(vec![f32::NEG_INFINITY, 0.0, LN_3, 0.0]);
-    close(&oracle::attention(&p)[..4], &[7.0, 3.5, 2.25, 4.5]);
-    p.slopes = Some(vec![1.0, 1.0, 1.0, 0.0]);
-    p.segments[0].mask = Some(Mask {
-        // [n_q, heads, n_kv]; head h reads h % 2.
-        values: Tensor::by_row(Type::F16, &[0.0, f32::NEG_INFINITY, LN_3, LN_3], 1, 2),
-        heads: 2,
-    });
-    let out = oracle::attention(&p);
-    close(&out[..4], &[7.0, 0.0, 2.25, 0.0]);
-    // The mask's fp16 keeps ln 3 to three digits.
-    for (o, e) in out[4..].iter().zip([7.0, 5.25, 4.5, 4.5]) {
-        assert!((o - e).abs() < 1e-2, "{out:?}");
-    }
-}
-
-/// One softmax over everything: cut points, order and layout change nothing.
-#[test]
-fn segments_and_strides_do_not_matter() {
-    let (dim_k, dim_v, heads, n_kv) = (64, 32, 2, 10);
-    let numbers = |n: usize, at: usize| (at..at + n).map(wave).collect::<Vec<_>>();
-    let (k, v) = (
-        numbers(n_kv * heads * dim_k, 0),
-        numbers(n_kv * heads * dim_v, 9999),
-    );
-    for ty in [
-        Type::F32,
-        Type::Q8_0,
-        Type::Format(&tbq3_0::SPEC),
-        Type::Format(&tbq4_0::SPEC),
-    ] {
-        let part = |from: usize, to: usize| Segment {
-            n_kv: to - from,
-            k: Tensor::by_row(
-                ty,
-                &k[from * heads * dim_k..to * heads * dim_k],
-                dim_k,
-                heads,
-            ),
-            v: Tensor::by_row(
-                Type::F16,
-                &v[from * heads * dim_v..to * heads * dim_v],
-                dim_v,
-                heads,
-            ),
-            pos0: from as i64,
-            ..Segment::default()
-        };
-        let whole = Problem {
-            head_dim_k: dim_k,
-            head_dim_v: dim_v,
-            n_heads: 4,
-            n_kv_heads: heads,
-            n_q: 3,
-            q: Tensor::by_row(Type::F32, &numbers(3 * 4 * dim_k, 5000), dim_k, 4),
-            segments: vec![part(0, n_kv)],
-            causal: Some(6),
-            ..Problem::default()
-        };
-        let expected = oracle::attention(&whole);
-        let mut cut = whole.clone();
-        cut.segments = vec![part(4, 9), part(0, 4), part(9, 9), part(9, 10)];
-        let mut turned = whole.clone();
-        turned.segments[0].k = by_head(&whole.segments[0].k, n_kv, heads);
-        turned.segments[0].v = by_head(&whole.segments[0].v, n_kv, heads);
-        for other in [cut, turned] {
-            for (a, b) in oracle::attention(&other).iter().zip(&expected) {
-                assert!((a - b).abs() < EXACT);
-            }
-        }
-    }
-}
-
-/// The same rows in the other order, heads outermost, with a gap after each.
-fn by_head(x: &Tensor, rows: usize, heads: usize) -> Tensor {
-    const GAP: usize = 3;
-    let row_stride = x.head_stride + GAP;
-    let mut bytes = vec![];
-    for head in 0..heads {
-        for row in 0..rows {
-            let start = row * x.row_stride + head * x.head_stride;
-            bytes.extend(&x.bytes[start..start + x.head_stride]);
-            bytes.extend([0xff; GAP]);
-        }
-    }
-    Tensor {
-        ty: x.ty,
-        bytes,
-        row_stride,
-        head_stride: rows * row_stride,
-    }
-}
-
-#[test]
-fn by_head_and_by_row_hold_the_same_rows() {
-    // [2 rows, 3 heads, 2 values] and the same [3 heads, 2 rows, 2 values].
-    let row_major = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11.];
-    let head_major = [0., 1., 6., 7., 2., 3., 8., 9., 4., 5., 10., 11.];
-    let a = Tensor::by_row(Type::F32, &row_major, 2, 3);
-    let b = Tensor::by_head(Type::F32, &head_major, 2, 2);
-    for head in 0..3 {
-        for row in 0..2 {
-            let first = (row * 6 + head * 2) as f64;
-            assert_eq!(a.row(head, row, 2), [first, first + 1.0]);
-            assert_eq!(b.row(head, row, 2), [first, first + 1.0]);
-        }
-    }
-}
-
-#[test]
-fn scores_are_plain_dots() {
-    let s = Scores {
-        head_dim: 2,
-        n_heads: 2,
-        n_kv_heads: 1,
-        n_q: 2,
-        n_kv: 3,
-        q: Tensor::by_row(Type::F32, &[1., 0., 0., 1., 1., 1., 2., -1.], 2, 2),
-        k: Tensor::by_row(Type::F16, &[1., 2., 3., 4., 5., 6.], 2, 1),
-    };
-    // [n_q, n_heads, n_kv]
-    let expected = [1., 3., 5., 2., 4., 6., 3., 7., 11., 0., 2., 4.];
-    assert_eq!(oracle::scores(&s), expected);
 }
 
 /// Numbers between -2 and 2 without a pattern that a rotation would meet.

@@ -2,17 +2,19 @@
 
 mod any_input;
 
-use kvforge_formats::{Code, Domain, Encode, FORMATS, FormatSpec, Packing, Scale, oracle};
+use kvforge_formats::{Code, Domain, Encode, FORMATS, FormatSpec, Scale, oracle};
 use proptest::prelude::*;
 
 /// Values per row: two blocks of the larger size.
 const ROW: usize = 256;
 
-/// Bits of any float whatever, mixed with ordinary ones so that whole rows
-/// encode.
+/// Bits of any float whatever; of any float below 2, so that the row is finite and
+/// spans all sizes; ordinary ones, so that whole rows encode.
 fn any_row() -> impl Strategy<Value = Vec<f32>> {
+    let below_two = any::<u32>().prop_map(|bits| f32::from_bits(bits & 0xbfff_ffff));
     prop_oneof![
         prop::collection::vec(any::<u32>().prop_map(f32::from_bits), ROW),
+        prop::collection::vec(below_two, ROW),
         finite_row(),
     ]
 }
@@ -166,16 +168,8 @@ fn transformed(spec: &FormatSpec, x: &[f32]) -> Vec<f32> {
 
 /// A block with zeros where its scales are.
 fn codes(spec: &FormatSpec, block: &[u8]) -> Vec<u8> {
-    let (first, step) = match spec.code {
-        Code::Signs { .. } => (32, spec.block_bytes),
-        Code::Scalar {
-            packing: Packing::SplitPlanes,
-            ..
-        } => (0, 14),
-        _ => (0, spec.block_bytes),
-    };
     let mut block = block.to_vec();
-    for at in (first..spec.block_bytes).step_by(step) {
+    for at in any_input::scales_at(spec) {
         block[at..at + 2].fill(0);
     }
     block

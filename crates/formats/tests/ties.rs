@@ -1,6 +1,8 @@
 //! Values exactly on a border between two codes.
 
-use kvforge_formats::{Code, Encode, FORMATS, FormatSpec, Scale, q4_polar, turbo3_legacy};
+use kvforge_formats::{
+    Code, Domain, Encode, FORMATS, FormatSpec, Scale, q4_polar, qjl1_256, tbq3_tcq, turbo3_legacy,
+};
 
 const BLOCK: usize = 32;
 
@@ -128,6 +130,60 @@ fn the_middle_border_of_polar_is_not_quite_zero() {
         let mut x = vec![0.0f32; 128];
         (x[0], x[1], x[2]) = (1.0, -1.0, first);
         assert_eq!(first_code(spec, spec.encode, &x), code, "{first:e}");
+    }
+}
+
+/// Two states next to each other have the same value, so that two walks cost the same
+/// if they start with one of them: the lower one is taken.
+#[test]
+fn the_lower_of_two_equal_first_states_is_taken() {
+    let spec = &tbq3_tcq::SPEC;
+    let Code::Trellis { codebook } = spec.code else {
+        panic!("not a trellis");
+    };
+    let lower = codebook
+        .windows(2)
+        .position(|pair| pair[0] == pair[1])
+        .unwrap();
+    let mut taken = 0;
+    for i in 0..64u32 {
+        // A string of any bits that starts with the upper state.
+        let mut block = [0; 52];
+        block[..2].copy_from_slice(&[0x00, 0x3c]);
+        for (j, byte) in block[2..51].iter_mut().enumerate() {
+            *byte = (i * 49 + j as u32).wrapping_mul(0x9e37_79b1).rotate_left(9) as u8;
+        }
+        let upper = lower as u16 + 1;
+        block[2] = upper as u8;
+        block[3] = block[3] & 0xfe | (upper >> 8) as u8;
+        let mut x = [0.0; 128];
+        (spec.decode)(&block, &mut x, Domain::Original).unwrap();
+        let mut again = [0; 52];
+        (spec.encode)(&x, &mut again).unwrap();
+        let first = usize::from(u16::from_le_bytes([again[2], again[3]]) & 0x1ff);
+        assert_ne!(first, lower + 1);
+        taken += usize::from(first == lower);
+    }
+    // The others have a nearer walk than their own, since their length is not one.
+    assert!(taken > 8, "{taken}");
+}
+
+/// A bf16 number has eight digits: of lengths between two of them the even one is
+/// stored.
+#[test]
+fn lengths_halfway_between_bf16_numbers_go_to_the_even_one() {
+    for (length, upper) in [
+        (1.0 + 1.0 / 256.0, 0x3f80u16),
+        (1.0 + 3.0 / 256.0, 0x3f82),
+        (1.0 + 3.1 / 256.0, 0x3f82),
+        (1.0 + 0.9 / 256.0, 0x3f80),
+        (1.0 + 1.1 / 256.0, 0x3f81),
+    ] {
+        let mut x = [0.0; 128];
+        x[5] = length;
+        let mut block = [0; 34];
+        (qjl1_256::SPEC.encode)(&x, &mut block).unwrap();
+        assert_eq!(block[32..], upper.to_le_bytes(), "{length}");
     }
 }
 

@@ -210,7 +210,7 @@ pub enum Error {
         status: std::process::ExitStatus,
     },
     /// The patch set itself is wrong.
-    #[error("patch set: hook `{hook}`: {what}; mend patchsets/llama-cpp.toml")]
+    #[error("patch set: hook `{hook}`: {what}; mend patchsets/llama-cpp")]
     PatchSet {
         /// Hook, or `(file)`.
         hook: String,
@@ -242,7 +242,7 @@ fn anchor_message(file: &str, hook: &str, reason: &str, miss: &Miss) -> String {
         out += &format!("\n  nearest is line {line}: `{text}`");
     }
     out + &format!(
-        "\n  the hook {reason}\n  use a llama.cpp version that kvforge knows; to teach it this one, adapt patchsets/llama-cpp.toml"
+        "\n  the hook {reason}\n  use a llama.cpp version that kvforge knows; to teach it this one, adapt patchsets/llama-cpp"
     )
 }
 

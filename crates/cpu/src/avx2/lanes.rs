@@ -151,7 +151,7 @@ fn hadamard(x: &mut Lanes) {
 
 #[target_feature(enable = "avx2")]
 #[inline]
-fn butterfly(a: __m256, b: __m256) -> (__m256, __m256) {
+pub(super) fn butterfly(a: __m256, b: __m256) -> (__m256, __m256) {
     (_mm256_add_ps(a, b), _mm256_sub_ps(a, b))
 }
 
@@ -198,4 +198,11 @@ pub(super) fn prefetch(rows: Span<'_>, i: usize) {
     for line in rows.lines(i + AHEAD) {
         _mm_prefetch::<_MM_HINT_T0>(line.cast());
     }
+}
+
+/// Element `b` of all eight.
+#[inline]
+pub(super) fn each_ref<'a, B>(rows: &[&'a [B]; 8], b: usize) -> Option<[&'a B; 8]> {
+    let [p, q, r, s, t, u, v, w] = rows.map(|row| row.get(b));
+    Some([p?, q?, r?, s?, t?, u?, v?, w?])
 }

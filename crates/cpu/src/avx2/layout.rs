@@ -2,25 +2,17 @@
 
 use core::arch::x86_64::*;
 
-use kvforge_formats::{Code, FormatSpec, Rotation, Transform};
+use kvforge_formats::{Rotation, Transform};
 
-use super::lanes::{BLOCK, load};
+use super::lanes::BLOCK;
+use super::scalar_code::ScalarCode;
 
 /// Where a format keeps its scale and its codes.
 ///
 /// # Safety
 /// All `unsafe` methods need AVX2 and ask for nothing else; they are `unsafe`
 /// only because a trait method cannot be safe and need an instruction set.
-pub(super) trait Layout {
-    /// The format.
-    const SPEC: &'static FormatSpec;
-
-    /// Its reconstruction values.
-    const CODEBOOK: &'static [f32] = match Self::SPEC.code {
-        Code::Scalar { codebook, .. } => codebook,
-        _ => panic!("the lanes are written for scalar codes"),
-    };
-
+pub(super) trait Layout: ScalarCode {
     /// The signs of its rotation.
     const NEGATIVE: u32 = match Self::SPEC.transform {
         Transform::Rotation(Rotation::SignedHadamard32 { negative }) => negative,
@@ -58,44 +50,6 @@ pub(super) trait Layout {
     /// # Safety
     /// AVX2 is available.
     unsafe fn unpack_lanes(blocks: [&Self::Block; 8], each: impl FnMut(usize, __m256i));
-}
-
-/// A codebook of 8 or 16 entries in registers.
-#[derive(Clone, Copy)]
-pub(super) struct Codebook {
-    low: __m256,
-    high: __m256,
-}
-
-impl Codebook {
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    pub(super) fn of<F: Layout>() -> Codebook {
-        const {
-            let n = F::CODEBOOK.len();
-            assert!(n == 8 || n == 16, "look-ups are written for 3 and 4 bits");
-        }
-        let entries = F::CODEBOOK.as_chunks().0;
-        Codebook {
-            low: load(&entries[0]),
-            high: load(&entries[entries.len() - 1]),
-        }
-    }
-
-    /// The entry of every code; bits above a code do not matter.
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    pub(super) fn look_up<F: Layout>(self, codes: __m256i) -> __m256 {
-        // vpermps looks at the three low bits.
-        let low = _mm256_permutevar8x32_ps(self.low, codes);
-        if const { F::CODEBOOK.len() == 8 } {
-            return low;
-        }
-        let high = _mm256_permutevar8x32_ps(self.high, codes);
-        // vblendvps looks at the sign: move the fourth bit there.
-        let fourth = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(codes));
-        _mm256_blendv_ps(low, high, fourth)
-    }
 }
 
 /// 32-bit word `w` of eight blocks' codes in vector `w`, from the 16 bytes of

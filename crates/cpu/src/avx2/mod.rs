@@ -4,16 +4,24 @@
 //! outside is an [`Avx2`] token, which proves that the machine
 //! has it.
 
-mod codec;
 mod lanes;
 mod layout;
 mod matmul;
+mod narrow;
 mod plain;
+mod q4_polar;
+mod qjl1_256;
+mod row;
+mod scalar_code;
 mod softmax;
 mod tbq3_0;
+mod tbq3_tcq;
 mod tbq4_0;
+mod viterbi;
+mod wide;
 
 use kvforge_formats::{Domain, FormatSpec, Rotation};
+use q4_polar::Residual;
 
 use crate::isa::Avx2;
 use crate::kernels::{Kernels, MaskType, Product, Softmax, TILE, Terms};
@@ -25,19 +33,22 @@ use crate::{CacheType, Encoder, Error, Isa, scalar};
 /// written kernels for: the reference codec serves it.
 macro_rules! for_format {
     ($spec:expr, $codec:ident, $F:ident => $call:expr, $otherwise:expr) => {
-        if *$spec == kvforge_formats::tbq3_0::SPEC {
+        for_format!(@ $spec, $codec, $F, $call, $otherwise,
+            tbq3_0: narrow Tbq3_0,
+            tbq4_0: narrow Tbq4_0,
+            tbq3_tcq: wide Tbq3Tcq,
+            qjl1_256: wide Qjl1_256,
+            q4_polar: wide Plain)
+    };
+    (@ $spec:expr, $codec:ident, $F:ident, $call:expr, $otherwise:expr,
+        $($name:ident: $module:ident $Type:ident),+) => {
+        $(if *$spec == kvforge_formats::$name::SPEC {
             #[allow(unused_imports, reason = "some only ask whether there is one")]
-            use codec as $codec;
+            use $module as $codec;
             #[allow(dead_code, reason = "as above")]
-            type $F = tbq3_0::Tbq3_0;
+            type $F = $name::$Type;
             $call
-        } else if *$spec == kvforge_formats::tbq4_0::SPEC {
-            #[allow(unused_imports, reason = "some only ask whether there is one")]
-            use codec as $codec;
-            #[allow(dead_code, reason = "as above")]
-            type $F = tbq4_0::Tbq4_0;
-            $call
-        } else {
+        } else)+ {
             $otherwise
         }
     };
@@ -83,7 +94,8 @@ pub(crate) fn decode(
         CacheType::F16 => unsafe { plain::decode::<plain::F16>(bytes, x) },
         // SAFETY: see above.
         CacheType::Q8_0 => unsafe { plain::decode::<plain::Q8_0>(bytes, x) },
-        CacheType::PolarResidual => scalar::codec::decode(kind, domain, bytes, x, slot)?,
+        // SAFETY: see above.
+        CacheType::PolarResidual => unsafe { wide::decode::<Residual>(domain, bytes, x, slot) },
         CacheType::Format(spec) => for_format!(
             spec,
             // SAFETY: see above.
@@ -123,7 +135,8 @@ impl Kernels for Avx2 {
             CacheType::F16 => unsafe { plain::keys::<plain::F16>(keys, tile) },
             // SAFETY: see above.
             CacheType::Q8_0 => unsafe { plain::keys::<plain::Q8_0>(keys, tile) },
-            CacheType::PolarResidual => scalar::Scalar.keys(kind, keys, tile),
+            // SAFETY: see above.
+            CacheType::PolarResidual => unsafe { wide::keys::<Residual>(keys, tile) },
             CacheType::Format(spec) => for_format!(
                 spec,
                 // SAFETY: see above.
@@ -141,7 +154,10 @@ impl Kernels for Avx2 {
             CacheType::F16 => unsafe { plain::values::<plain::F16>(values, seen, tile, pitch) },
             // SAFETY: see above.
             CacheType::Q8_0 => unsafe { plain::values::<plain::Q8_0>(values, seen, tile, pitch) },
-            CacheType::PolarResidual => scalar::Scalar.values(kind, values, seen, tile, pitch),
+            CacheType::PolarResidual => {
+                // SAFETY: see above.
+                unsafe { wide::values::<Residual>(values, seen, tile, pitch) }
+            }
             CacheType::Format(spec) => for_format!(
                 spec,
                 // SAFETY: see above.
@@ -166,7 +182,10 @@ impl Kernels for Avx2 {
                 // SAFETY: see above.
                 unsafe { lanes::turn(negative, true, x.as_chunks_mut().0) }
             }
-            Rotation::SignedHadamard128 { .. } => rotation.rotate(x),
+            Rotation::SignedHadamard128 { .. } => {
+                // SAFETY: see above.
+                unsafe { row::turn_all(rotation, true, x.as_chunks_mut().0) }
+            }
         }
     }
 
@@ -176,7 +195,10 @@ impl Kernels for Avx2 {
                 // SAFETY: see above.
                 unsafe { lanes::turn(negative, false, x.as_chunks_mut().0) }
             }
-            Rotation::SignedHadamard128 { .. } => rotation.unrotate(x),
+            Rotation::SignedHadamard128 { .. } => {
+                // SAFETY: see above.
+                unsafe { row::turn_all(rotation, false, x.as_chunks_mut().0) }
+            }
         }
     }
 

@@ -7,12 +7,15 @@ use kvforge_formats::{FormatSpec, tbq3_0};
 
 use super::lanes::BLOCK;
 use super::layout::{Layout, store_words, words};
+use super::scalar_code::ScalarCode;
 
 pub(super) struct Tbq3_0;
 
-impl Layout for Tbq3_0 {
+impl ScalarCode for Tbq3_0 {
     const SPEC: &'static FormatSpec = &tbq3_0::SPEC;
+}
 
+impl Layout for Tbq3_0 {
     type Block = [u8; tbq3_0::SPEC.block_bytes];
 
     fn blocks(bytes: &[u8]) -> &[Self::Block] {

@@ -7,12 +7,15 @@ use kvforge_formats::{FormatSpec, tbq4_0};
 
 use super::lanes::BLOCK;
 use super::layout::{Layout, store_words, words};
+use super::scalar_code::ScalarCode;
 
 pub(super) struct Tbq4_0;
 
-impl Layout for Tbq4_0 {
+impl ScalarCode for Tbq4_0 {
     const SPEC: &'static FormatSpec = &tbq4_0::SPEC;
+}
 
+impl Layout for Tbq4_0 {
     type Block = [u8; tbq4_0::SPEC.block_bytes];
 
     fn blocks(bytes: &[u8]) -> &[Self::Block] {

@@ -1,12 +1,12 @@
 //! Random attention problems, and both ways to solve them.
 #![allow(dead_code, reason = "every test file uses its own part of this module")]
 
-use super::{Aligned, Random};
+use super::{Aligned, Random, isas};
 use kvforge_cpu::attention::{self, Attention, Mask, MaskType, Segment};
 use kvforge_cpu::view::{Rows, RowsMut, Shape};
 use kvforge_cpu::{CacheType, Encoder, Isa, encode};
 use kvforge_formats::oracle::{self, Problem, Tensor, Type};
-use kvforge_formats::{FORMATS, FormatSpec, q4_polar, tbq4_0};
+use kvforge_formats::{FORMATS, FormatSpec, by_name, q4_polar, tbq4_0};
 
 /// A head size that every type has.
 pub const DIM: usize = 128;
@@ -315,4 +315,34 @@ pub fn tolerance(p: &Problem) -> f64 {
         .flat_map(|s| [s.k.ty, s.v.ty])
         .filter_map(|ty| Some(format(ty)?.tolerance.attention))
         .fold(tbq4_0::SPEC.tolerance.attention, f64::min)
+}
+
+/// Every type with itself; what holds no values, with f16.
+pub fn pairs() -> Vec<(Type, Type)> {
+    let (keys, values) = (key_types(), value_types());
+    let value = |k: Type| if values.contains(&k) { k } else { Type::F16 };
+    keys.into_iter().map(|k| (k, value(k))).collect()
+}
+
+pub fn of_name(name: &str) -> Type {
+    Type::Format(by_name(name).unwrap())
+}
+
+/// Solves a problem with every instruction set and compares with the oracle.
+/// Returns the largest error seen.
+#[track_caller]
+pub fn check(p: &Problem, what: &dyn std::fmt::Debug) -> f64 {
+    let expected = oracle::attention(p);
+    let mut largest = 0f64;
+    for isa in isas() {
+        let error = worst_error(largest_value(p), &attend(p, isa), &expected);
+        let limit = tolerance(p);
+        assert!(
+            error <= limit,
+            "{}: {error:e} > {limit:e} for {what:?}",
+            isa.name()
+        );
+        largest = largest.max(error);
+    }
+    largest
 }

@@ -1,5 +1,7 @@
-use std::vec::Vec;
+use std::sync::{Arc, Mutex};
+use std::{vec, vec::Vec};
 
+use super::attention::dot;
 use super::half::from_half;
 use super::projection::projection;
 use crate::{Code, FormatSpec, Packing, Rotation, Transform, q4_polar};
@@ -61,24 +63,42 @@ pub fn decode_rotated(spec: &FormatSpec, bytes: &[u8]) -> Vec<f64> {
 /// # Panics
 /// If `x` is not a whole number of blocks.
 pub fn rotate(spec: &FormatSpec, x: &[f64]) -> Vec<f64> {
-    let (n, m) = (spec.block_len, coded_len(spec));
+    let n = spec.block_len;
     assert_eq!(x.len() % n, 0, "not a whole number of blocks");
-    let matrix: Vec<f64> = (0..m * n).map(|at| entry(spec, at / n, at % n)).collect();
-    let product = |x: &[f64], row: &[f64]| row.iter().zip(x).map(|(a, b)| a * b).sum();
-    x.chunks(n)
-        .flat_map(|x| matrix.chunks(n).map(move |row| product(x, row)))
-        .collect()
+    let matrix = matrix(spec);
+    let blocks = x.chunks(n);
+    let rotated = blocks.flat_map(|x| matrix.chunks(n).map(move |row| dot(x, row)));
+    rotated.collect()
 }
 
 /// The transposed matrix: what takes a coded row back.
 fn adjoint(spec: &FormatSpec, coded: &[f64]) -> Vec<f64> {
     let (n, m) = (spec.block_len, coded_len(spec));
-    let matrix: Vec<f64> = (0..m * n).map(|at| entry(spec, at % m, at / m)).collect();
-    let product = |c: &[f64], column: &[f64]| column.iter().zip(c).map(|(a, b)| a * b).sum();
-    coded
-        .chunks(m)
-        .flat_map(|c| matrix.chunks(m).map(move |column| product(c, column)))
-        .collect()
+    let matrix = matrix(spec);
+    let mut out = vec![0.0; coded.len() / m * n];
+    for (coded, out) in coded.chunks(m).zip(out.chunks_mut(n)) {
+        for (c, row) in coded.iter().zip(matrix.chunks(n)) {
+            for (out, entry) in out.iter_mut().zip(row) {
+                *out += c * entry;
+            }
+        }
+    }
+    out
+}
+
+/// The matrix that transforms a block, row by row. Written out once for each
+/// transform: the smoke decodes many thousand blocks.
+fn matrix(spec: &FormatSpec) -> Arc<Vec<f64>> {
+    static KNOWN: Mutex<Vec<(Transform, Arc<Vec<f64>>)>> = Mutex::new(Vec::new());
+    let mut known = KNOWN.lock().expect("no one panics with it");
+    if let Some((_, matrix)) = known.iter().find(|k| k.0 == spec.transform) {
+        return matrix.clone();
+    }
+    let (n, m) = (spec.block_len, coded_len(spec));
+    let entries = (0..m * n).map(|at| entry(spec, at / n, at % n));
+    let matrix = Arc::new(entries.collect());
+    known.push((spec.transform, Arc::clone(&matrix)));
+    matrix
 }
 
 /// Coded values of a block.

@@ -160,7 +160,7 @@ fn cheapest_walk(codebook: &[f32; 512], x: &[f64]) -> Vec<usize> {
 /// Says whether `bytes` is what a reference encoder with fp32 arithmetic may make
 /// of `x`: each scale is the stored number nearest to what the format says, and
 /// each code the nearest (each walk the cheapest), up to the rounding errors of
-/// fp32.
+/// fp32; padding is zero.
 ///
 /// # Errors
 /// The first block and value that is neither.
@@ -193,6 +193,14 @@ const RELATIVE: f64 = 2e-6;
 const ABSOLUTE: f64 = 1.1e-5;
 
 fn judge_block(spec: &FormatSpec, target: &Target, block: &[u8]) -> Result<(), String> {
+    let used = match spec.code {
+        Code::Trellis { .. } => 16 + 3 * 127 + 9,
+        _ if *spec == q4_polar::SPEC => 8 * 66 + 1,
+        _ => 8 * spec.block_bytes,
+    };
+    if (used..8 * spec.block_bytes).any(|at| bit(block, at)) {
+        return Err(format!("its bits from {used} on are padding and not zero"));
+    }
     // Taken out of the block with a scale of one.
     let mut plain = block.to_vec();
     let one = match spec.code {
@@ -302,7 +310,7 @@ fn to_bfloat(x: f64) -> u16 {
     let below = single.to_bits() >> 16;
     let down = f64::from(single) - value(below);
     let up = value(below + 1) - f64::from(single);
-    let rounded = if down < up || down == up && below % 2 == 0 {
+    let rounded = if down < up || down == up && below.is_multiple_of(2) {
         below
     } else {
         below + 1

@@ -40,7 +40,7 @@ mod half;
 mod projection;
 mod tensor;
 
-pub use attention::{Mask, Problem, Scores, Segment, attention, scores};
+pub use attention::{Mask, Problem, Scores, Segment, attention, dot, scores};
 pub use block::{decode, decode_residual, decode_rotated, rotate};
 pub use encode::{encode, judge};
 pub use half::{from_half, to_half};

@@ -26,7 +26,7 @@ pub static SPEC: FormatSpec = FormatSpec {
     scale: Scale::Rms,
     tolerance: Tolerance {
         gaussian_mse: 0.03247,
-        gaussian_mse_best: 0.02591,
+        gaussian_mse_best: 0.0255,
         gaussian_mse_margin: 0.03,
         score: 8e-7,
         attention: 2e-6,

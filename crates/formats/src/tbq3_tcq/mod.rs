@@ -8,6 +8,8 @@ use crate::{Code, CodecError, Domain, FormatSpec, Role, Scale, Tolerance, Transf
 use crate::{f16_to_f32, scalar_code, sums};
 use codebook::CODEBOOK;
 
+pub use crate::wht128::{SMALLEST, corrected};
+
 /// 3-bit trellis codes, 52 bytes for 128 values.
 pub static SPEC: FormatSpec = FormatSpec {
     name: "tbq3_tcq",

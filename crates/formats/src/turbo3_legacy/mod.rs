@@ -26,8 +26,8 @@ pub static SPEC: FormatSpec = FormatSpec {
     },
     scale: Scale::KeepsLength,
     tolerance: Tolerance {
-        gaussian_mse: 0.034,
-        gaussian_mse_best: 0.034,
+        gaussian_mse: 0.0339,
+        gaussian_mse_best: 0.0339,
         gaussian_mse_margin: 0.03,
         score: 8e-7,
         attention: 2e-6,

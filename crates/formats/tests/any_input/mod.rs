@@ -2,7 +2,9 @@
 //! random inputs and by the targets in `/fuzz` with guided ones. A failure
 //! panics.
 
-use kvforge_formats::{Code, CodecError, Domain, Encode, FormatSpec, Scale, oracle, q4_polar};
+use kvforge_formats::{
+    Code, CodecError, Domain, Encode, FormatSpec, Packing, Scale, oracle, q4_polar,
+};
 
 /// What a byte holds that no encoder has written.
 const UNTOUCHED: u8 = 0xa5;
@@ -133,6 +135,19 @@ fn alike(spec: &FormatSpec, x: &[f32], exact: &[f64]) {
             );
         }
     }
+}
+
+/// Where the scales of a block are.
+pub fn scales_at(spec: &FormatSpec) -> impl Iterator<Item = usize> + use<> {
+    let (first, step) = match spec.code {
+        Code::Signs { .. } => (32, spec.block_bytes),
+        Code::Scalar {
+            packing: Packing::SplitPlanes,
+            ..
+        } => (0, 14),
+        _ => (0, spec.block_bytes),
+    };
+    (first..spec.block_bytes).step_by(step)
 }
 
 fn norm(x: &[f32]) -> f64 {

@@ -1,4 +1,4 @@
-//! The patch set: hooks as data. `patchsets/llama-cpp.toml` explains the
+//! The patch set: hooks as data. `patchsets/llama-cpp/ggml.toml` explains the
 //! fields to the person who writes one.
 
 use serde::Deserialize;

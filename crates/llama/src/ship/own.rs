@@ -36,7 +36,11 @@ impl Payload {
     /// [`Error::PatchSet`] if the embedded patch set is wrong.
     pub fn embedded() -> Result<Self, Error> {
         Ok(Payload {
-            patches: PatchSet::parse(include_str!("../../patchsets/llama-cpp.toml"))?,
+            patches: PatchSet::parse(concat!(
+                include_str!("../../patchsets/llama-cpp/ggml.toml"),
+                include_str!("../../patchsets/llama-cpp/llama.toml"),
+                include_str!("../../patchsets/llama-cpp/tests.toml"),
+            ))?,
             sources: EMBEDDED
                 .iter()
                 .map(|&(path, bytes)| Source { path, bytes })

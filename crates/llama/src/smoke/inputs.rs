@@ -88,6 +88,16 @@ impl Rows {
         rows
     }
 
+    /// The same with another first value.
+    pub fn damaged(&self) -> Rows {
+        let mut values = self.values.clone();
+        values[0] += FAR;
+        Rows {
+            values,
+            len: self.len,
+        }
+    }
+
     /// Rows of `len` values, those of one head after those of another.
     pub fn by_heads(&self, len: usize) -> Rows {
         let heads = self.len / len;

@@ -31,7 +31,7 @@
 //! chance. The smallest cases have about a hundred effective terms, so chance is a
 //! tenth or so, and a factor of 1.6 is more than four times that.
 
-use kvforge_formats::oracle::{Problem, Tensor};
+use kvforge_formats::oracle::{Problem, Tensor, dot};
 
 /// Allowed factor between predicted and found squared error, both ways. A format
 /// with a bit more or less is off by 4, a cache that is secretly f16 by thousands.
@@ -100,8 +100,4 @@ pub(crate) fn squared_error(problem: &Problem, mse_k: f64, mse_v: f64) -> f64 {
         }
     }
     total
-}
-
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }

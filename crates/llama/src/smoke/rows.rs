@@ -11,6 +11,7 @@
 use kvforge_evidence::Against;
 use kvforge_formats::{Domain, FormatSpec, oracle};
 
+use super::ggml::ComputeError;
 use super::inputs::{Random, Rows, f32_bytes, f32_values};
 use super::machine::{Index, Machine, SLOT, Store, index_bytes};
 use super::tally::{Counters, Tally};
@@ -107,6 +108,17 @@ pub(crate) fn set_rows(machine: &Machine, tally: &mut Tally<'_>) {
                 if (n, len) == MANY {
                     let decoded = |i: usize| oracle::decode(format, cell(cells[i]));
                     round_trip(tally, &case, &rows, decoded);
+                    let damaged = rows.damaged();
+                    let store = Store {
+                        rows: &damaged,
+                        ..store
+                    };
+                    if let Ok((bytes, _)) = machine.store(tally, &case, &store) {
+                        let cell = &bytes[cells[0] * row_bytes..][..row_bytes];
+                        let right = reference_bytes(tally, rows.row(0));
+                        let noticed = differing_blocks(format, &right, cell) == 1;
+                        tally.control(&case, "one value to encode", noticed);
+                    }
                 }
             }
         }
@@ -126,15 +138,19 @@ pub(crate) fn get_rows(machine: &Machine, tally: &mut Tally<'_>) {
             let Some(bytes) = stored(machine, tally, &case, &rows) else {
                 continue;
             };
-            let graph = machine.ggml.graph(4);
-            let cache = machine.cache(&graph, "k", format.into(), &[len, n]);
-            let indices = machine.indices(&graph, Index::I32, wanted.len());
-            let result = graph.get_rows(cache, indices);
-            graph.allocate();
-            graph.write(cache, &bytes);
-            graph.write(indices, &index_bytes(Index::I32, &wanted));
-            let counters = match machine.run(tally, &case, &graph, result, threads) {
-                Ok(counters) => counters,
+            let read = |tally: &Tally<'_>, bytes: &[u8]| {
+                let graph = machine.ggml.graph(4);
+                let cache = machine.cache(&graph, "k", format.into(), &[len, n]);
+                let indices = machine.indices(&graph, Index::I32, wanted.len());
+                let result = graph.get_rows(cache, indices);
+                graph.allocate();
+                graph.write(cache, bytes);
+                graph.write(indices, &index_bytes(Index::I32, &wanted));
+                let counters = machine.run(tally, &case, &graph, result, threads)?;
+                Ok::<_, ComputeError>((f32_values(&graph.read(result)), counters))
+            };
+            let (values, counters) = match read(tally, &bytes) {
+                Ok(done) => done,
                 Err(e) => {
                     tally.refused(&case, e);
                     continue;
@@ -145,7 +161,6 @@ pub(crate) fn get_rows(machine: &Machine, tally: &mut Tally<'_>) {
                 &counters,
                 &expected(tally.kernel(), format, wanted.len() * len),
             );
-            let values = f32_values(&graph.read(result));
             let row_bytes = bytes.len() / n;
             let coded: Vec<u8> = wanted
                 .iter()
@@ -154,6 +169,11 @@ pub(crate) fn get_rows(machine: &Machine, tally: &mut Tally<'_>) {
                 .collect();
             compare_decoded(tally, &case, &coded, len, &values);
             if (n, len) == MANY {
+                let mut damaged = bytes.clone();
+                damage(format, &mut damaged[wanted[0] * row_bytes..]);
+                if let Ok((values, _)) = read(tally, &damaged) {
+                    decoding_control(tally, &case, &coded[..row_bytes], &values[..len]);
+                }
                 let mut place = vec![0; n];
                 for (at, &i) in wanted.iter().enumerate() {
                     place[i] = at;
@@ -173,23 +193,34 @@ pub(crate) fn copy_to(machine: &Machine, tally: &mut Tally<'_>) {
     let format = tally.format;
     for (n, len) in shapes(format) {
         let rows = Rows::new(&mut Random(0xc09 + n as u64), n, len);
+        let want = reference_bytes(tally, &rows.values);
         for threads in machine.threads {
             let case = format!("{n} rows of {len}, {threads} threads");
-            let graph = machine.ggml.graph(4);
-            let from = machine.floats(&graph, &[len, n]);
-            let into = machine.cache(&graph, "k", format.into(), &[len, n]);
-            let result = graph.copy(from, into);
-            graph.allocate();
-            graph.write(from, &f32_bytes(&rows.values));
-            graph.write(into, &vec![FILL; graph.len(into)]);
-            match machine.run(tally, &case, &graph, result, threads) {
-                Ok(counters) => {
+            let copied = |tally: &Tally<'_>, values: &[f32]| {
+                let graph = machine.ggml.graph(4);
+                let from = machine.floats(&graph, &[len, n]);
+                let into = machine.cache(&graph, "k", format.into(), &[len, n]);
+                let result = graph.copy(from, into);
+                graph.allocate();
+                graph.write(from, &f32_bytes(values));
+                graph.write(into, &vec![FILL; graph.len(into)]);
+                let counters = machine.run(tally, &case, &graph, result, threads)?;
+                Ok::<_, ComputeError>((graph.read(into), counters))
+            };
+            match copied(tally, &rows.values) {
+                Ok((bytes, counters)) => {
                     tally.count(&case, &counters, &expected(tally.kernel(), format, n * len));
-                    let want = reference_bytes(tally, &rows.values);
-                    let wrong = differing_blocks(format, &want, &graph.read(into));
+                    let wrong = differing_blocks(format, &want, &bytes);
                     tally.measure(&case, Against::Reference, wrong as f64, 0.0, 0.0);
                 }
-                Err(e) => tally.refused(&case, e),
+                Err(e) => {
+                    tally.refused(&case, e);
+                    continue;
+                }
+            }
+            if let Ok((bytes, _)) = copied(tally, &rows.damaged().values) {
+                let noticed = differing_blocks(format, &want, &bytes) == 1;
+                tally.control(&case, "one value to encode", noticed);
             }
         }
     }
@@ -205,19 +236,30 @@ pub(crate) fn copy_from(machine: &Machine, tally: &mut Tally<'_>) {
             let Some(bytes) = stored(machine, tally, &case, &rows) else {
                 continue;
             };
-            let graph = machine.ggml.graph(4);
-            let from = machine.cache(&graph, "k", format.into(), &[len, n]);
-            let into = machine.floats(&graph, &[len, n]);
-            let result = graph.copy(from, into);
-            graph.allocate();
-            graph.write(from, &bytes);
-            match machine.run(tally, &case, &graph, result, threads) {
-                Ok(counters) => {
+            let copied = |tally: &Tally<'_>, bytes: &[u8]| {
+                let graph = machine.ggml.graph(4);
+                let from = machine.cache(&graph, "k", format.into(), &[len, n]);
+                let into = machine.floats(&graph, &[len, n]);
+                let result = graph.copy(from, into);
+                graph.allocate();
+                graph.write(from, bytes);
+                let counters = machine.run(tally, &case, &graph, result, threads)?;
+                Ok::<_, ComputeError>((f32_values(&graph.read(into)), counters))
+            };
+            match copied(tally, &bytes) {
+                Ok((values, counters)) => {
                     tally.count(&case, &counters, &expected(tally.kernel(), format, n * len));
-                    let values = f32_values(&graph.read(into));
                     compare_decoded(tally, &case, &bytes, len, &values);
                 }
-                Err(e) => tally.refused(&case, e),
+                Err(e) => {
+                    tally.refused(&case, e);
+                    continue;
+                }
+            }
+            let mut damaged = bytes.clone();
+            damage(format, &mut damaged);
+            if let Ok((values, _)) = copied(tally, &damaged) {
+                decoding_control(tally, &case, &bytes, &values);
             }
         }
     }
@@ -268,6 +310,21 @@ fn compare_decoded(tally: &mut Tally<'_>, case: &str, bytes: &[u8], len: usize, 
         }
     }
     tally.measure(case, Against::Decoded, worst, 0.0, format.tolerance.score);
+}
+
+/// Changes the bits in the middle of the first block: codes, in every format.
+pub(crate) fn damage(format: &FormatSpec, bytes: &mut [u8]) {
+    bytes[format.block_bytes / 2] ^= 0xff;
+}
+
+/// What damaged bytes decoded to is not what the right ones should, in one block.
+fn decoding_control(tally: &mut Tally<'_>, case: &str, right: &[u8], values: &[f32]) {
+    let (format, want) = (tally.format, reference_values(tally.format, right));
+    let blocks = want
+        .chunks(format.block_len)
+        .zip(values.chunks(format.block_len));
+    let noticed = blocks.filter(|(a, b)| a != b).count() == 1;
+    tally.control(case, "one stored byte", noticed);
 }
 
 /// Squared error of the Gaussian rows, divided by what the format promises.

@@ -23,7 +23,7 @@ use super::ggml::{ComputeError, Score, ScoreOp};
 use super::inputs::{Random, Rows, f32_bytes, f32_values};
 use super::machine::{Index, Machine, SLOT, Store};
 use super::routes::score_op;
-use super::rows::larger;
+use super::rows::{damage, larger};
 use super::tally::{Counters, Tally};
 
 const HEADS_KV: usize = 2;
@@ -123,7 +123,11 @@ fn one(machine: &Machine, tally: &mut Tally<'_>, case: &Case, threads: usize) {
     let mut random = Random((head_dim * 100 + group * 10 + n_q + keys) as u64);
     let rows = Rows::without_constant(&mut random, keys, HEADS_KV * head_dim);
     let q = random.gaussians(n_q * heads * head_dim);
-    let (bytes, found, counters) = match run(machine, tally, case, &rows, &q, &name, threads) {
+    let bytes = match store(machine, tally, case, &rows, &name, threads) {
+        Ok(bytes) => bytes,
+        Err(e) => return tally.refused(&name, format!("SET_ROWS: {e}")),
+    };
+    let (found, counters) = match run(machine, tally, case, &bytes, &q, &name, threads) {
         Ok(done) => done,
         Err(e) => return tally.refused(&name, e),
     };
@@ -136,19 +140,60 @@ fn one(machine: &Machine, tally: &mut Tally<'_>, case: &Case, threads: usize) {
     };
     let expected: Counters = [((tally.kernel().to_string(), expected.0), expected.1)].into();
     tally.count(&name, &counters, &expected);
-    compare(tally, case, &name, &rows, &q, bytes, &found);
+    let wanted = Wanted::new(tally, case, &rows, &q, &bytes);
+    let (worst, ratio) = wanted.compare(&found);
+    tally.compared(found.len());
+    let tolerance = tally.format.tolerance.score;
+    tally.measure(&name, Against::Decoded, worst, 0.0, tolerance);
+    if found.len() >= ENOUGH {
+        tally.measure(&name, Against::Unquantised, ratio, 1.0 / SPREAD, SPREAD);
+    }
+    let mut damaged = bytes;
+    damage(tally.format, &mut damaged);
+    if let Ok((found, _)) = run(machine, tally, case, &damaged, &q, &name, threads) {
+        let noticed = wanted.compare(&found).0 > tolerance;
+        tally.control(&name, "one stored byte", noticed);
+    }
 }
 
-/// The bytes of the cache, the scores `[n_q, heads, keys]`, what was counted.
-fn run(
+/// The bytes of the cache, as the tree writes them.
+fn store(
     machine: &Machine,
     tally: &Tally<'_>,
     case: &Case,
     rows: &Rows,
+    name: &str,
+    threads: usize,
+) -> Result<Vec<u8>, ComputeError> {
+    let by_heads = rows.by_heads(case.head_dim);
+    let rows = match case.layout {
+        Layout::Rows => rows,
+        Layout::Heads => &by_heads,
+    };
+    let cells: Vec<usize> = (0..rows.n()).collect();
+    let store = Store {
+        side: "k",
+        ty: tally.format.into(),
+        rows,
+        cells: &cells,
+        n_cells: rows.n(),
+        index: Index::I64,
+        fill: 0,
+        threads,
+    };
+    Ok(machine.store(tally, name, &store)?.0)
+}
+
+/// The scores `[n_q, heads, keys]` and what was counted.
+fn run(
+    machine: &Machine,
+    tally: &Tally<'_>,
+    case: &Case,
+    bytes: &[u8],
     q: &[f32],
     name: &str,
     threads: usize,
-) -> Result<(Vec<u8>, Vec<f32>, Counters), ComputeError> {
+) -> Result<(Vec<f32>, Counters), ComputeError> {
     let Case {
         head_dim,
         n_q,
@@ -157,24 +202,6 @@ fn run(
     } = *case;
     let heads = HEADS_KV * case.group;
     let ty = tally.format.into();
-    let by_heads = rows.by_heads(head_dim);
-    let rows = match case.layout {
-        Layout::Rows => rows,
-        Layout::Heads => &by_heads,
-    };
-    let cells: Vec<usize> = (0..rows.n()).collect();
-    let store = Store {
-        side: "k",
-        ty,
-        rows,
-        cells: &cells,
-        n_cells: rows.n(),
-        index: Index::I64,
-        fill: 0,
-        threads,
-    };
-    let (bytes, _) = machine.store(tally, name, &store)?;
-
     let graph = machine.ggml.graph(8);
     let (cache, k) = match case.layout {
         Layout::Rows => {
@@ -208,7 +235,7 @@ fn run(
         }
     };
     graph.allocate();
-    graph.write(cache, &bytes);
+    graph.write(cache, bytes);
     graph.write(queries, &f32_bytes(&values));
     let counters = machine.run(tally, name, &graph, result, threads)?;
     let mut found = f32_values(&graph.read(result));
@@ -221,7 +248,7 @@ fn run(
             *score = all[(head * n_q + position) * keys + key];
         }
     }
-    Ok((bytes, found, counters))
+    Ok((found, counters))
 }
 
 /// Queries in the form that an operation takes, by the oracle's matrices.
@@ -237,83 +264,93 @@ fn prepared(tally: &Tally<'_>, op: ScoreOp, q: &[f32]) -> Vec<f32> {
     transformed.iter().map(|v| (v * factor) as f32).collect()
 }
 
-fn compare(
-    tally: &mut Tally<'_>,
-    case: &Case,
-    name: &str,
-    rows: &Rows,
-    q: &[f32],
-    bytes: Vec<u8>,
-    found: &[f32],
-) {
-    let Case {
-        head_dim,
-        group,
-        n_q,
-        keys,
-        ..
-    } = *case;
-    let (format, heads) = (tally.format, HEADS_KV * group);
-    let f32_tensor =
-        |x: &[f32], heads| oracle::Tensor::by_row(oracle::Type::F32, x, head_dim, heads);
-    let plain = Scores {
-        head_dim,
-        n_heads: heads,
-        n_kv_heads: HEADS_KV,
-        n_q,
-        n_kv: keys,
-        q: f32_tensor(q, heads),
-        k: f32_tensor(&rows.values, HEADS_KV),
-    };
-    let ty = match case.route {
-        Route::Score(ScoreOp::Polar { use_qjl: true, .. }) => oracle::Type::PolarResidual,
-        _ => format.into(),
-    };
-    let row = ty.row_bytes(head_dim);
-    let (row_stride, head_stride) = match case.layout {
-        Layout::Rows => (HEADS_KV * row, row),
-        Layout::Heads => (row, keys * row),
-    };
-    let decoded = Scores {
-        k: oracle::Tensor {
-            ty,
-            bytes,
-            row_stride,
-            head_stride,
-        },
-        ..plain.clone()
-    };
-    let (plain_scores, decoded_scores) = (oracle::scores(&plain), oracle::scores(&decoded));
+/// What the scores of a case should be, and how large their parts are.
+struct Wanted {
+    case: Case,
+    plain: Vec<f64>,
+    decoded: Vec<f64>,
+    /// Squared lengths, by head and row.
+    q: Vec<Vec<f64>>,
+    k: Vec<Vec<f64>>,
+    decoded_k: Vec<Vec<f64>>,
+    /// Relative squared error of a key.
+    mse: f64,
+}
 
-    let norms = |t: &oracle::Tensor, heads, n| -> Vec<Vec<f64>> {
-        let square = |x: Vec<f64>| x.iter().map(|v| v * v).sum::<f64>();
-        (0..heads)
-            .map(|h| (0..n).map(|i| square(t.row(h, i, head_dim))).collect())
-            .collect()
-    };
-    let q_norms = norms(&plain.q, heads, n_q);
-    let k_norms = norms(&plain.k, HEADS_KV, keys);
-    let decoded_norms = norms(&decoded.k, HEADS_KV, keys);
-    let mse = match ty {
-        oracle::Type::PolarResidual => q4_polar::RESIDUAL_MSE,
-        _ => tally.mse(),
-    };
-    let (mut worst, mut error, mut predicted) = (0.0, 0.0, 0.0);
-    for (i, score) in found.iter().enumerate() {
-        let (row, key) = (i / keys, i % keys);
-        let (position, head) = (row / heads, row % heads);
-        let score = f64::from(*score);
-        let qq = q_norms[head][position];
-        let off = (score - decoded_scores[i]).abs();
-        let scale = (qq * decoded_norms[head / group][key]).sqrt();
-        worst = larger(worst, if off == 0.0 { 0.0 } else { off / scale });
-        error += (score - plain_scores[i]).powi(2);
-        predicted += mse * k_norms[head / group][key] * qq / head_dim as f64;
+impl Wanted {
+    fn new(tally: &Tally<'_>, case: &Case, rows: &Rows, q: &[f32], bytes: &[u8]) -> Wanted {
+        let Case { head_dim, keys, .. } = *case;
+        let heads = HEADS_KV * case.group;
+        let f32_tensor =
+            |x: &[f32], heads| oracle::Tensor::by_row(oracle::Type::F32, x, head_dim, heads);
+        let plain = Scores {
+            head_dim,
+            n_heads: heads,
+            n_kv_heads: HEADS_KV,
+            n_q: case.n_q,
+            n_kv: keys,
+            q: f32_tensor(q, heads),
+            k: f32_tensor(&rows.values, HEADS_KV),
+        };
+        let (ty, mse) = match case.route {
+            Route::Score(ScoreOp::Polar { use_qjl: true, .. }) => {
+                (oracle::Type::PolarResidual, q4_polar::RESIDUAL_MSE)
+            }
+            _ => (tally.format.into(), tally.mse()),
+        };
+        let row = ty.row_bytes(head_dim);
+        let (row_stride, head_stride) = match case.layout {
+            Layout::Rows => (HEADS_KV * row, row),
+            Layout::Heads => (row, keys * row),
+        };
+        let decoded = Scores {
+            k: oracle::Tensor {
+                ty,
+                bytes: bytes.to_vec(),
+                row_stride,
+                head_stride,
+            },
+            ..plain.clone()
+        };
+        let norms = |t: &oracle::Tensor, heads, n| -> Vec<Vec<f64>> {
+            let square = |x: Vec<f64>| oracle::dot(&x, &x);
+            (0..heads)
+                .map(|h| (0..n).map(|i| square(t.row(h, i, head_dim))).collect())
+                .collect()
+        };
+        Wanted {
+            case: *case,
+            plain: oracle::scores(&plain),
+            decoded: oracle::scores(&decoded),
+            q: norms(&plain.q, heads, case.n_q),
+            k: norms(&plain.k, HEADS_KV, keys),
+            decoded_k: norms(&decoded.k, HEADS_KV, keys),
+            mse,
+        }
     }
-    tally.compared(found.len());
-    tally.measure(name, Against::Decoded, worst, 0.0, format.tolerance.score);
-    if found.len() >= ENOUGH {
-        let ratio = error / predicted;
-        tally.measure(name, Against::Unquantised, ratio, 1.0 / SPREAD, SPREAD);
+
+    /// The largest error against the decoded keys, and the squared error against the
+    /// uncompressed ones divided by the one to expect.
+    fn compare(&self, found: &[f32]) -> (f64, f64) {
+        let Case {
+            head_dim,
+            group,
+            keys,
+            ..
+        } = self.case;
+        let heads = HEADS_KV * group;
+        let (mut worst, mut error, mut predicted) = (0.0, 0.0, 0.0);
+        for (i, score) in found.iter().enumerate() {
+            let (row, key) = (i / keys, i % keys);
+            let (position, head) = (row / heads, row % heads);
+            let score = f64::from(*score);
+            let qq = self.q[head][position];
+            let off = (score - self.decoded[i]).abs();
+            let scale = (qq * self.decoded_k[head / group][key]).sqrt();
+            worst = larger(worst, if off == 0.0 { 0.0 } else { off / scale });
+            error += (score - self.plain[i]).powi(2);
+            predicted += self.mse * self.k[head / group][key] * qq / head_dim as f64;
+        }
+        (worst, error / predicted)
     }
 }

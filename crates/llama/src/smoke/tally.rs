@@ -118,6 +118,15 @@ impl<'a> Tally<'a> {
         }
     }
 
+    /// A negative control: something was damaged on purpose, and the comparison that
+    /// passes a moment before must see it.
+    pub fn control(&mut self, case: &str, what: &str, noticed: bool) {
+        let case = format!("{case}, negative control");
+        self.check(&case, noticed, || {
+            format!("{what} was changed and the comparison did not notice: it proves nothing")
+        });
+    }
+
     /// A number, which must lie between `floor` and `tolerance`.
     pub fn measure(
         &mut self,

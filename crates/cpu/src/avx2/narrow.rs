@@ -1,4 +1,4 @@
-//! Encode, decode and dot, eight blocks at a time.
+//! Formats of 32-value blocks: encode, decode and dot, eight blocks at a time.
 
 use core::arch::x86_64::*;
 use core::array;
@@ -6,13 +6,11 @@ use core::array;
 use kvforge_formats::{CodecError, Domain, SCALES};
 
 use super::lanes::{self, BLOCK, Lanes};
-use super::layout::{Codebook, Layout};
+use super::layout::Layout;
+use super::scalar_code::{Codebook, nearest};
 use crate::kernels::{LINE, TILE};
 use crate::view::Span;
 use crate::{Encoder, Isa, Op, counters};
-
-/// Entries of the largest codebook.
-const MAX_CODES: usize = 16;
 
 /// Exponent bits of an fp16 number: all set in infinities and NaNs.
 const F16_EXPONENT: u16 = 0x7c00;
@@ -184,64 +182,6 @@ fn root_mean(sum: __m256) -> __m256 {
     _mm256_sqrt_ps(_mm256_div_ps(sum, _mm256_set1_ps(BLOCK as f32)))
 }
 
-/// Code of the codebook entry nearest to `x`, as the reference finds it: how many
-/// thresholds are below `x`.
-#[target_feature(enable = "avx2")]
-#[inline]
-fn nearest<F: Layout>(x: __m256) -> __m256i {
-    let mut code = _mm256_setzero_si256();
-    for threshold in &const { thresholds(F::CODEBOOK) }[..F::CODEBOOK.len() - 1] {
-        // All ones, that is -1, where `x` is above.
-        let above = _mm256_cmp_ps::<_CMP_GT_OQ>(x, _mm256_set1_ps(*threshold));
-        code = _mm256_sub_epi32(code, _mm256_castps_si256(above));
-    }
-    code
-}
-
-/// For every entry but the last, the largest fp32 number that is coded by it or
-/// one before.
-const fn thresholds(codebook: &[f32]) -> [f32; MAX_CODES - 1] {
-    let mut thresholds = [f32::INFINITY; MAX_CODES - 1];
-    let mut i = 0;
-    while i + 1 < codebook.len() {
-        thresholds[i] = threshold(codebook[i], codebook[i + 1]);
-        i += 1;
-    }
-    thresholds
-}
-
-/// The largest `x` for which `x - low <= high - x` holds as fp32 computes it. The
-/// reference compares these distances, and their rounding decides ties; as
-/// both sides are monotonic in `x`, one number says the same.
-const fn threshold(low: f32, high: f32) -> f32 {
-    let (mut nearer_low, mut nearer_high) = (rank(low), rank(high));
-    while nearer_low + 1 < nearer_high {
-        let middle = (nearer_low + nearer_high) / 2;
-        let x = of_rank(middle);
-        if x - low <= high - x {
-            nearer_low = middle;
-        } else {
-            nearer_high = middle;
-        }
-    }
-    of_rank(nearer_low)
-}
-
-/// Consecutive integers for consecutive fp32 numbers.
-const fn rank(x: f32) -> i64 {
-    let magnitude = (x.to_bits() & 0x7fff_ffff) as i64;
-    if x.is_sign_negative() {
-        -magnitude
-    } else {
-        magnitude
-    }
-}
-
-const fn of_rank(rank: i64) -> f32 {
-    let magnitude = f32::from_bits(rank.unsigned_abs() as u32);
-    if rank < 0 { -magnitude } else { magnitude }
-}
-
 /// `bytes` and `x` hold the same number of whole blocks.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn decode<F: Layout>(domain: Domain, bytes: &[u8], x: &mut [f32], slot: u32) {
@@ -373,7 +313,7 @@ pub(super) fn keys<F: Layout>(keys: Span<'_>, tile: &mut [f32]) {
         let rows: [&[F::Block]; 8] =
             array::from_fn(|i| F::blocks(keys.row((8 * eight + i).min(last))));
         for (b, columns) in columns.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-            let Some(blocks) = each_ref(&rows, b) else {
+            let Some(blocks) = lanes::each_ref(&rows, b) else {
                 break;
             };
             decode_lanes::<F>(codebook, blocks, |i, v| {
@@ -381,13 +321,6 @@ pub(super) fn keys<F: Layout>(keys: Span<'_>, tile: &mut [f32]) {
             });
         }
     }
-}
-
-/// Element `b` of all eight.
-#[inline]
-fn each_ref<'a, B>(rows: &[&'a [B]; 8], b: usize) -> Option<[&'a B; 8]> {
-    let [p, q, r, s, t, u, v, w] = rows.map(|row| row.get(b));
-    Some([p?, q?, r?, s?, t?, u?, v?, w?])
 }
 
 /// As [`Kernels::values`](crate::kernels::Kernels::values). Rows of blocks fill

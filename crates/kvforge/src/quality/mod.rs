@@ -1,0 +1,287 @@
+//! What each format does to captured attention.
+//!
+//! For every captured layer the keys are coded and decoded, and so are the values, one of
+//! the two at a time; attention is then computed in fp64, causally, over the whole
+//! capture (a model's sliding window is not in it), and compared with that of the values as
+//! captured. With `^` for "coded and decoded":
+//!
+//! | figure | definition |
+//! |---|---|
+//! | `k_rel_mse` | `sum abs(k^ - k)^2 / sum abs(k)^2`, `v_rel_mse` likewise |
+//! | `attention_kl_*` | of `KL(softmax(s q.k) || softmax(s q.k^))` in nats, over every query head and query |
+//! | `output_rel_error_k` | `sqrt(sum abs(o^ - o)^2 / sum abs(o)^2)` with `o^` from `k^` and exact values |
+//! | `output_rel_error_v` | the same, with `o^` from exact keys and `v^` |
+//!
+//! Centring subtracts one constant vector from every key of a head before it is coded. The
+//! energy in `k_rel_mse` stays that of the keys as captured, so that the figure shows what
+//! centring gains; the softmax does not see the constant.
+
+mod attention;
+mod codec;
+
+use rayon::prelude::*;
+use serde::Serialize;
+
+use codec::Codec;
+pub use codec::names;
+
+use crate::Error;
+use crate::capture::{Capture, Layer};
+use crate::peers::Role;
+use crate::rows::Encoder;
+use attention::{Exact, Sums};
+
+/// Which constant is subtracted from the keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Center {
+    /// None.
+    None,
+    /// The mean of the captured keys themselves, by layer and head.
+    #[serde(rename = "self")]
+    Own,
+    /// The mean over another text that comes with the capture.
+    File,
+}
+
+/// What one format did, to a layer or to all of them.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figures {
+    /// Squared error of the keys, relative to their energy.
+    pub k_rel_mse: f64,
+    /// The same of the values; none if the format holds keys only.
+    pub v_rel_mse: Option<f64>,
+    /// Mean divergence of an attention row, in nats.
+    pub attention_kl_mean: f64,
+    /// Median of it.
+    pub attention_kl_median: f64,
+    /// The worst row.
+    pub attention_kl_max: f64,
+    /// Error of the output that coded keys make, relative to the output.
+    pub output_rel_error_k: f64,
+    /// Error of the output that coded values make; none if the format holds keys only.
+    pub output_rel_error_v: Option<f64>,
+}
+
+/// The figures of one layer.
+#[derive(Clone, Debug, Serialize)]
+pub struct LayerFigures {
+    /// Number of the layer in the model.
+    pub layer: usize,
+    /// What the format did to it.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+/// What came of measuring a format.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub enum Outcome {
+    /// It ran.
+    Measured {
+        /// Over all layers.
+        #[serde(flatten)]
+        figures: Figures,
+        /// Each layer, in the model's order.
+        layers: Vec<LayerFigures>,
+    },
+    /// It cannot hold these heads or values.
+    NotRun {
+        /// Why.
+        not_run: String,
+    },
+}
+
+/// A format or peer, and what came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Entry {
+    /// Its name.
+    pub format: &'static str,
+    /// Bits per value, scales included.
+    pub bits_per_value: f64,
+    /// What came of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// Every format on one capture.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The model that was captured.
+    pub model: String,
+    /// Which constant was subtracted from the keys.
+    pub center: Center,
+    /// In the order asked for.
+    pub formats: Vec<Entry>,
+}
+
+/// Measures the formats and peers called `formats` (see [`names`]).
+///
+/// # Errors
+/// [`Error::UnknownFormat`]; [`Error::Mismatch`] if [`Center::File`] is asked for and a
+/// layer has no mean. A format that cannot hold the capture is no error, but an
+/// [`Outcome::NotRun`].
+pub fn measure(
+    capture: &Capture,
+    formats: &[&str],
+    center: Center,
+    encoder: Encoder,
+) -> Result<Report, Error> {
+    let codecs = formats
+        .iter()
+        .map(|name| Codec::by_name(name, encoder))
+        .collect::<Result<Vec<_>, Error>>()?;
+    let heads = capture
+        .layers
+        .iter()
+        .flat_map(|layer| (0..capture.n_kv_heads).map(move |head| (layer, head)))
+        .map(|(layer, head)| Head::new(capture, layer, head, center))
+        .collect::<Result<Vec<_>, Error>>()?;
+    // By head, so that the exact attention of few heads is held at a time.
+    let measured: Vec<Vec<Result<Sums, String>>> = heads
+        .par_iter()
+        .map(|head| {
+            let exact = Exact::new(head);
+            codecs
+                .par_iter()
+                .map(|codec| head.measure(&exact, codec))
+                .collect()
+        })
+        .collect();
+
+    let entries = codecs.iter().enumerate().map(|(i, codec)| Entry {
+        format: codec.name(),
+        bits_per_value: codec.bits_per_value(),
+        outcome: outcome(capture, measured.iter().map(|codecs| &codecs[i])),
+    });
+    Ok(Report {
+        model: capture.model.clone(),
+        center,
+        formats: entries.collect(),
+    })
+}
+
+/// Sums up a format's results, which come layer by layer and in it head by head.
+fn outcome<'a>(
+    capture: &Capture,
+    heads: impl Iterator<Item = &'a Result<Sums, String>>,
+) -> Outcome {
+    let heads: Vec<&Sums> = match heads.map(Result::as_ref).collect() {
+        Ok(heads) => heads,
+        Err(why) => {
+            return Outcome::NotRun {
+                not_run: why.clone(),
+            };
+        }
+    };
+    let by_layer = heads.chunks(capture.n_kv_heads);
+    Outcome::Measured {
+        figures: Sums::total(&heads).figures(),
+        layers: capture
+            .layers
+            .iter()
+            .zip(by_layer)
+            .map(|(layer, heads)| LayerFigures {
+                layer: layer.index,
+                figures: Sums::total(heads).figures(),
+            })
+            .collect(),
+    }
+}
+
+/// One kv head of one layer, with the query heads that belong to it.
+struct Head<'a> {
+    layer: usize,
+    index: usize,
+    head_dim: usize,
+    scale: f64,
+    /// Position of each query of a query head.
+    positions: &'a [usize],
+    /// `[query heads, n_queries, head_dim]`
+    q: &'a [f32],
+    /// `[n_tokens, head_dim]`
+    k: &'a [f32],
+    v: &'a [f32],
+    /// `[head_dim]`, subtracted from every key.
+    center: Option<Vec<f32>>,
+}
+
+impl<'a> Head<'a> {
+    fn new(
+        capture: &'a Capture,
+        layer: &'a Layer,
+        index: usize,
+        center: Center,
+    ) -> Result<Head<'a>, Error> {
+        let part = |x: &'a [f32]| {
+            let len = x.len() / capture.n_kv_heads;
+            &x[index * len..][..len]
+        };
+        let k = part(&layer.k);
+        let center = match center {
+            Center::None => None,
+            Center::Own => Some(mean(k, capture.head_dim)),
+            Center::File => match &layer.k_mean_other_text {
+                Some(means) => Some(part(means).to_vec()),
+                None => {
+                    return Err(Error::Mismatch {
+                        expected: format!(
+                            "tensor blk.{}.k_mean_other_text to centre with",
+                            layer.index
+                        ),
+                        found: "none; centre with the captured keys' own mean instead".into(),
+                    });
+                }
+            },
+        };
+        Ok(Head {
+            layer: layer.index,
+            index,
+            head_dim: capture.head_dim,
+            scale: capture.scale,
+            positions: &capture.q_positions,
+            q: part(&layer.q),
+            k,
+            v: part(&layer.v),
+            center,
+        })
+    }
+
+    /// What `codec` does to this head, or why it cannot hold it.
+    fn measure(&self, exact: &Exact, codec: &Codec) -> Result<Sums, String> {
+        let at = |e| format!("layer {}, kv head {}: {e}", self.layer, self.index);
+        codec.fits(self.head_dim)?;
+        let mut k = self.k.to_vec();
+        self.shift(&mut k, |k, c| k - c);
+        codec.simulate(&mut k, self.head_dim, Role::K).map_err(at)?;
+        self.shift(&mut k, |k, c| k + c);
+        let v = if codec.holds_v() {
+            let mut v = self.v.to_vec();
+            codec.simulate(&mut v, self.head_dim, Role::V).map_err(at)?;
+            Some(v)
+        } else {
+            None
+        };
+        Ok(exact.compare(self, &k, v.as_deref()))
+    }
+
+    fn shift(&self, k: &mut [f32], by: impl Fn(f32, f32) -> f32) {
+        if let Some(center) = &self.center {
+            for row in k.chunks_exact_mut(self.head_dim) {
+                row.iter_mut()
+                    .zip(center)
+                    .for_each(|(k, c)| *k = by(*k, *c));
+            }
+        }
+    }
+}
+
+/// The mean of rows of `n` values.
+fn mean(rows: &[f32], n: usize) -> Vec<f32> {
+    let mut sum = vec![0.0; n];
+    for row in rows.chunks_exact(n) {
+        sum.iter_mut().zip(row).for_each(|(s, x)| *s += *x as f64);
+    }
+    let count = (rows.len() / n) as f64;
+    sum.iter().map(|s| (s / count) as f32).collect()
+}

@@ -1,0 +1,10 @@
+//! A `.gguf` file of any bytes is read or refused.
+#![no_main]
+
+mod file;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = kvforge_llama::gguf::Header::open(file::with(bytes).path());
+});
