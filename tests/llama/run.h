@@ -159,11 +159,16 @@ static inline double distance(const struct run * a, const struct run * b) {
     return worst;
 }
 
+// Set for types so coarse that a sum rounded in another way may change a token:
+// then text is judged only where the numbers must be the same.
+static bool coarse;
+
 // `run` begins with at least `n` tokens of `expected`, and its logits are numbers.
 static inline void expect_alike(const struct run * run, const struct run * expected, int n, const char * what) {
     const int found = alike(run, expected);
     const double moved = distance(run, expected);
-    expect(found >= n && isfinite(moved), "%s: %d of %d tokens as expected, logits moved by at most %.3g", what, found, TOKENS, moved);
+    expect((coarse || found >= n) && isfinite(moved), "%s: %d of %d tokens as expected%s, logits moved by at most %.3g", what,
+        found, TOKENS, coarse ? " (not judged)" : "", moved);
 }
 
 static inline void expect_same(const struct run * run, const struct run * expected, const char * what) {
@@ -172,8 +177,7 @@ static inline void expect_same(const struct run * run, const struct run * expect
 
 // The same numbers, too: what came out of the same bytes of cache.
 static inline void expect_identical(const struct run * run, const struct run * expected, const char * what) {
-    expect_same(run, expected, what);
-    expect(memcmp(run, expected, sizeof(*run)) == 0, "%s: the same logits to the last bit", what);
+    expect(memcmp(run, expected, sizeof(*run)) == 0, "%s: the same tokens, and logits to the last bit", what);
 }
 
 static inline void expect_other(const struct run * run, const struct run * unwanted, const char * what) {

@@ -112,19 +112,24 @@ static void saved_and_loaded(const struct subject * subject, const struct run * 
 
 // --- refusals -----------------------------------------------------------------
 
-// Where `tag` stands in a state for the first or the last time; its end if nowhere.
-static size_t find_tag(struct bytes state, enum ggml_type type, bool last) {
+// Where the tag of a type next stands in a state, from `from` on; its end if nowhere.
+static size_t find_tag(struct bytes state, enum ggml_type type, size_t from) {
     const ggml_kvforge_state_tag tag = ggml_kvforge_state_tag_of(type);
-    size_t found = state.n;
-    for (size_t at = 0; at + sizeof(tag) <= state.n; at++) {
+    for (size_t at = from; at + sizeof(tag) <= state.n; at++) {
         if (memcmp(state.at + at, &tag, sizeof(tag)) == 0) {
-            found = at;
-            if (!last) {
-                break;
-            }
+            return at;
         }
     }
-    return found;
+    return state.n;
+}
+
+// The same, but where it stands for the last time.
+static size_t find_last_tag(struct bytes state, enum ggml_type type) {
+    size_t last = state.n;
+    for (size_t at = 0; (at = find_tag(state, type, at)) < state.n; at++) {
+        last = at;
+    }
+    return last;
 }
 
 // A cache that holds the prompt in sequence 0 does not take the file, whether as
@@ -159,7 +164,7 @@ static void refuse_changed(
             printf("not run: a state with another tag of %s: it has none\n", ggml_type_name(type));
             continue;
         }
-        const size_t tag = find_tag(state, type, side == 1);
+        const size_t tag = side == 0 ? find_tag(state, type, 0) : find_last_tag(state, type);
         if (tag == state.n) {
             expect(false, "%s: no tag of %s found", name, ggml_type_name(type));
             continue;

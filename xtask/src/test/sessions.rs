@@ -25,9 +25,9 @@ pub fn check(
     let program = build(log, workshop, tree)?;
     let states = workshop.folder("test/sessions/states")?;
     let mut checked = Checked::new(0, "checks");
-    let mut run = |model: &Path, k: &str, v: &str| {
+    let mut run = |model: &Path, k: &str, v: &str, more: &[&str]| {
         let mut command = Command::new(&program);
-        command.arg(model).args([k, v]).arg(&states);
+        command.arg(model).args([k, v]).arg(&states).args(more);
         let printed = log
             .run(&mut command)
             .with_context(|| format!("K {k}, V {v}"))?;
@@ -36,23 +36,25 @@ pub fn check(
     };
     let fitting = tree::fitting();
     for format in &fitting {
-        run(small, format.name, format.name)?;
+        run(small, format.name, format.name, &[])?;
     }
-    run(small, "f16", "f16")?;
+    run(small, "f16", "f16", &[])?;
     let values = fitting.last().context("no format fits the small model")?;
     let wider = |format: &&FormatSpec| !fitting.iter().any(|other| other.name == format.name);
-    let mut not_run = Vec::new();
     for format in cache_formats().filter(wider).chain([*values]) {
-        match format.holds_values() {
-            true => run(wide, format.name, format.name)?,
-            // but that it cannot shift is seen in every run on the wide model
-            false => not_run.push(format!(
-                "text with keys in {}: so coarse that rounding changes it",
-                format.name
-            )),
-        }
+        let v = if format.holds_values() {
+            format
+        } else {
+            values
+        };
+        // with fewer bits, this model's text hangs on how sums are rounded
+        let more: &[&str] = if format.code.bits() < 4 {
+            &["coarse"]
+        } else {
+            &[]
+        };
+        run(wide, format.name, v.name, more)?;
     }
-    checked.add(Checked::new(0, "checks").without(not_run));
     Ok(checked)
 }
 
