@@ -94,6 +94,54 @@ fn merged_partials_are_the_whole() {
     }
 }
 
+/// Every kv head as many times as query heads read it.
+fn ungrouped(p: &Problem) -> Problem {
+    let group = p.n_heads / p.n_kv_heads;
+    let repeated = |x: &Tensor, len: usize| {
+        let row = x.ty.row_bytes(len);
+        let heads = x.bytes.chunks(row);
+        Tensor {
+            bytes: heads.flat_map(|head| head.repeat(group)).collect(),
+            row_stride: x.row_stride * group,
+            ..x.clone()
+        }
+    };
+    let mut alone = p.clone();
+    alone.n_kv_heads = p.n_heads;
+    for s in &mut alone.segments {
+        s.k = repeated(&s.k, p.head_dim_k);
+        s.v = repeated(&s.v, p.head_dim_v);
+    }
+    alone
+}
+
+/// Query heads that share keys get what each would get with keys of its own.
+#[test]
+fn grouped_heads_are_the_heads_alone() {
+    let mut random = Random::new(11);
+    for (k, v) in pairs() {
+        for group in [2, 6] {
+            let recipe = Recipe {
+                group,
+                n_q: 5,
+                mask: MaskRecipe::Random(Type::F16, 1, 0.3),
+                ..Recipe::plain(k, v, 75)
+            };
+            let p = recipe.make(&mut random);
+            let alone = ungrouped(&p);
+            for isa in isas() {
+                let apart: Vec<f64> = attend(&alone, isa).into_iter().map(f64::from).collect();
+                let error = worst_error(largest_value(&p), &attend(&p, isa), &apart);
+                assert!(
+                    error <= tolerance(&p),
+                    "{}: {error:e} for {recipe:?}",
+                    isa.name()
+                );
+            }
+        }
+    }
+}
+
 /// The same rows elsewhere: odd start, odd gaps full of NaN, heads before rows.
 fn scatter(x: &mut Tensor, rows: usize, heads: usize, len: usize, by_head: bool) -> usize {
     const START: usize = 3;
