@@ -48,7 +48,8 @@ pub struct ShowArgs {
 
 /// Write the contract that follows from the evidence of `kvforge smoke`
 ///
-/// Nothing is written if the evidence is missing, edited or stale.
+/// Nothing is written if the evidence is missing, edited or stale. Exit code 1 if an
+/// operation that the smoke ran was not proved.
 #[derive(Args)]
 #[command(after_help = "\
 Example:
@@ -145,7 +146,12 @@ fn write(args: WriteArgs) -> Result<Outcome> {
     let contract = Contract::from_evidence(&evidence, hashed, &args.backend, &PROJECT);
     contract.write(&file)?;
     print(&file, &contract);
-    Ok(Outcome::Done)
+    let unproved: Vec<String> = evidence.unproved().collect();
+    if !unproved.is_empty() {
+        let (n, unproved) = (count(unproved.len(), "operation"), unproved.join(", "));
+        say!("{n} not proved, so `kvforge contract check` will fail: {unproved}");
+    }
+    Ok(outcome(unproved.is_empty()))
 }
 
 fn check(args: CheckArgs) -> Result<Outcome> {

@@ -66,8 +66,9 @@ fn print(found: &Diagnosis) {
             false => format!("; not {not}"),
         };
         say!(
-            "format    {} {} bits a value, heads of {fits}, any multiple of {}{not}",
+            "format    {} ({}), {} bits a value, heads of {fits}, any multiple of {}{not}",
             format.name,
+            format.role,
             format.bits_per_value,
             format.block_len
         );
@@ -98,11 +99,12 @@ fn print_tree(tree: &TreeReport) {
     let built = if tree.built { "built" } else { "not built" };
     say!("build     {} {built}", tree.build_dir.display());
     let evidence = match tree.evidence_problems.first().map(|p| p.rule) {
-        None => "fresh",
-        Some(Rule::NoEvidence) => "none",
-        Some(Rule::Stale) => "stale: sources or libraries changed since the smoke",
-        Some(Rule::Edited) => "edited by hand",
-        Some(_) => "unreadable",
+        None if tree.unproved.is_empty() => "fresh".into(),
+        None => format!("fresh, but not proved: {}", tree.unproved.join(", ")),
+        Some(Rule::NoEvidence) => "none".into(),
+        Some(Rule::Stale) => "stale: sources or libraries changed since the smoke".into(),
+        Some(Rule::Edited) => "edited by hand".into(),
+        Some(_) => "unreadable".to_string(),
     };
     say!("evidence  {evidence}");
     let problems = &tree.contract_problems;

@@ -25,6 +25,7 @@ pub fn run(args: Args) -> Result<Outcome> {
                 "name": f.name,
                 "id": f.id,
                 "summary": f.summary,
+                "role": f.role.in_words(),
                 "block_len": f.block_len,
                 "block_bytes": f.block_bytes,
                 "bits_per_value": f.bits_per_value(),
@@ -36,12 +37,13 @@ pub fn run(args: Args) -> Result<Outcome> {
     let width = FORMATS.iter().map(|f| f.name.len()).max().unwrap_or(0);
     for f in FORMATS {
         say!(
-            "{:<width$}  {:>6} bits a value, {:>3} bytes for {:>3} values: {}",
+            "{:<width$}  {:>6} bits a value, {:>3} bytes for {:>3} values: {} ({})",
             f.name,
             f.bits_per_value(),
             f.block_bytes,
             f.block_len,
             f.summary,
+            f.role.in_words(),
         );
     }
     Ok(Outcome::Done)

@@ -35,7 +35,7 @@ impl FormatArg {
 pub enum Encoder {
     /// Byte for byte what the public encoder writes
     Reference,
-    /// The least error that the layout allows
+    /// Less error, for the same decoders
     Best,
 }
 
@@ -50,7 +50,7 @@ impl From<Encoder> for rows::Encoder {
 
 /// Encode rows of a .npy file into blocks
 ///
-/// The input is fp32, [rows, head_dim]; the output is the rows' blocks, one after the
+/// The input is fp32, [rows, head_dim] (one dimension is one row); the output is the rows' blocks, one after the
 /// other, and nothing else.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -94,8 +94,8 @@ pub struct Decode {
 
 /// Dot products of queries with encoded rows
 ///
-/// The queries are as they are, not rotated, fp32 [n, head_dim]. The output is
-/// [n, rows], not scaled. For qjl1_256 it is the estimate with the projection of seed 42.
+/// The queries are as they are, not rotated, fp32 [n, head_dim]. A row is as long as a
+/// query: the blocks do not say. The output is [n, rows], not scaled. For qjl1_256 it is the estimate with the projection of seed 42.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Example:

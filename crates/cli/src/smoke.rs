@@ -1,6 +1,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::iter;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -96,7 +97,11 @@ fn run_here(args: Args, trace: OsString) -> Result<Outcome> {
         build_dir: args.build_dir,
         formats: args.formats,
         models: args.model,
-        command: env::args().collect::<Vec<_>>().join(" "),
+        // Without the folder that the program lies in: apps ship what this ends up in.
+        command: iter::once("kvforge".into())
+            .chain(env::args().skip(1))
+            .collect::<Vec<_>>()
+            .join(" "),
         trace: Some(trace.into()),
     };
     let mut progress = |group: &Group| {

@@ -128,6 +128,17 @@ impl Evidence {
         &self.records
     }
 
+    /// What the run reached with a graph of its own and did not prove, such as
+    /// `FLASH_ATTN_EXT on tbq4_0`.
+    pub fn unproved(&self) -> impl Iterator<Item = String> {
+        let bad = |r: &&Record| {
+            r.reached_by == crate::ReachedBy::SmokeGraph
+                && !matches!(r.status(), Status::Verified | Status::NotRun(_))
+        };
+        let failed = self.records.iter().filter(bad);
+        failed.map(|r| format!("{} on {}", r.operation, r.format))
+    }
+
     /// Writes the file as a whole or, if that fails, leaves the old one.
     ///
     /// # Errors

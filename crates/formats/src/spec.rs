@@ -57,6 +57,17 @@ pub enum Role {
     Legacy,
 }
 
+impl Role {
+    /// In words: what a cache may hold.
+    pub const fn in_words(self) -> &'static str {
+        match self {
+            Role::KeysAndValues => "K and V",
+            Role::Keys => "K only",
+            Role::Legacy => "old bytes, no cache type",
+        }
+    }
+}
+
 /// The scale of a block that a reference encoder stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {

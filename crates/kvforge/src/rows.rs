@@ -17,7 +17,7 @@ use crate::npy::Array;
 pub enum Encoder {
     /// Byte for byte what the public encoder writes.
     Reference,
-    /// The least error that the layout allows us.
+    /// Less error, for the same decoders.
     Best,
 }
 

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kvforge_cpu::Isa;
+use kvforge_evidence::Evidence;
 use kvforge_evidence::contract::{self, Problem};
-use kvforge_formats::FORMATS;
+use kvforge_formats::cache_formats;
 use serde::Serialize;
 
 use crate::contract::PROJECT;
@@ -31,7 +32,7 @@ pub struct Diagnosis {
     pub amx: bool,
     /// Programs.
     pub tools: Vec<ToolReport>,
-    /// Every format.
+    /// Every format that a cache may hold.
     pub formats: Vec<FormatReport>,
     /// Every backend.
     pub backends: Vec<BackendReport>,
@@ -63,6 +64,8 @@ pub struct ToolReport {
 pub struct FormatReport {
     /// Name that people type.
     pub name: &'static str,
+    /// What a cache may hold in it.
+    pub role: &'static str,
     /// Bits per value, scale included.
     pub bits_per_value: f64,
     /// Values in a block.
@@ -99,6 +102,8 @@ pub struct TreeReport {
     pub built: bool,
     /// What is wrong with the evidence; empty if it is there and fresh.
     pub evidence_problems: Vec<Problem>,
+    /// Operations on formats that ran in a smoke and are not proved.
+    pub unproved: Vec<String>,
     /// What is wrong with the contract or what it rests on; empty if nothing is.
     pub contract_problems: Vec<Problem>,
     /// Kernels that an app may rely on.
@@ -136,7 +141,7 @@ pub fn examine(tree: Option<&Tree>, build_dir: Option<&Path>) -> Result<Diagnosi
         isa: Isa::best().name(),
         amx: announces_amx(),
         tools,
-        formats: FORMATS.iter().map(|format| format_report(format)).collect(),
+        formats: cache_formats().map(format_report).collect(),
         backends: backends(),
         next: next(tree.as_ref(), &blocking),
         tree,
@@ -194,6 +199,7 @@ fn format_report(format: &'static kvforge_formats::FormatSpec) -> FormatReport {
         .partition(|&&head| format.row_bytes(head).is_ok());
     FormatReport {
         name: format.name,
+        role: format.role.in_words(),
         bits_per_value: format.bits_per_value(),
         block_len: format.block_len,
         heads,
@@ -236,6 +242,10 @@ fn examine_tree(
     let evidence_problems = contract::check_evidence(&evidence, root, &PROJECT)?;
     let check = contract::check(&file, root, &evidence, &PROJECT)?;
     let good = check.problems.is_empty();
+    let unproved = match evidence_problems.is_empty() {
+        true => Evidence::read(&evidence)?.unproved().collect(),
+        false => vec![],
+    };
     let ready = check.contract.iter().flat_map(|c| c.ready());
     Ok(TreeReport {
         path: root.into(),
@@ -244,6 +254,7 @@ fn examine_tree(
         built: Built::find(&build_dir).is_ok(),
         ready: ready.filter(|_| good).map(String::from).collect(),
         evidence_problems,
+        unproved,
         contract_problems: check.problems,
         build_dir,
     })
@@ -303,6 +314,7 @@ mod tests {
             build_dir: "t/build-kvforge".into(),
             built: false,
             evidence_problems: vec![problem("run `kvforge smoke t`")],
+            unproved: vec![],
             contract_problems: vec![problem("run `kvforge contract write t`")],
             ready: vec![],
         };

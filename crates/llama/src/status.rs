@@ -51,7 +51,7 @@ impl State {
             State::NotShipped => "not shipped",
             State::Shipped => "shipped",
             State::Partial => "partially shipped",
-            State::Older => "shipped by another version of kvforge",
+            State::Older => "shipped by another build of kvforge",
             State::EditedByHand => "edited by hand where kvforge wrote",
             State::Drifted => "shipped, and changed upstream since",
         }

@@ -229,7 +229,8 @@ impl<'a> Head<'a> {
                             "tensor blk.{}.k_mean_other_text to centre with",
                             layer.index
                         ),
-                        found: "none; centre with the captured keys' own mean instead".into(),
+                        found: "none; centre with the captured keys' own mean instead (`self`)"
+                            .into(),
                     });
                 }
             },
