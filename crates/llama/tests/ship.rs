@@ -65,11 +65,17 @@ fn the_tree_gets_what_the_hooks_say() {
             .filter(|l| !l.contains("kvforge:"))
             .collect()
     };
+    let formats = kvforge_formats::cache_formats();
+    let types: String = formats
+        .zip(43..)
+        .map(|(f, id)| format!("        GGML_TYPE_{} = {id},\n", f.name.to_uppercase()))
+        .collect();
+    let count = 43 + kvforge_formats::cache_formats().count();
     assert_eq!(
         plain("ggml/include/ggml.h"),
         GGML_H.replace(
             "        GGML_TYPE_COUNT   = 43,\n",
-            "        GGML_TYPE_TBQ3_0 = 43,\n        GGML_TYPE_TBQ4_0 = 44,\n        GGML_TYPE_COUNT = 45,\n#if 0\n        GGML_TYPE_COUNT   = 43,\n#endif\n"
+            &format!("{types}        GGML_TYPE_COUNT = {count},\n#if 0\n        GGML_TYPE_COUNT   = 43,\n#endif\n")
         )
     );
     assert!(
@@ -80,9 +86,10 @@ fn the_tree_gets_what_the_hooks_say() {
         tree.read("ggml/src/CMakeLists.txt")
             .contains("            # kvforge:begin cmake-base ")
     );
+    let last = kvforge_formats::cache_formats().last().unwrap().name;
     assert!(
         tree.read("common/arg.cpp")
-            .ends_with("name(\"tbq4_0\");\n// kvforge:end names")
+            .ends_with(&format!("name(\"{last}\");\n// kvforge:end names"))
     );
     assert_eq!(tree.read("ggml/src/kvforge/glue.c"), "int glue;\n");
 

@@ -96,14 +96,22 @@ fn placeholder(text: &str) -> Option<(&str, &str, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvforge_formats::cache_formats;
 
     #[test]
     fn a_run_of_each_lines_repeats_as_one_block() {
         let ids = TypeIds::starting_at(43);
         let body = "first\n  @each [@NAME@] = { // @name@\n  @each     @id@, @kvf_id@, @block_len@, @block_bytes@ },\nCOUNT = @type_count@, was @old_type_count@";
+        let rows = cache_formats().zip(43..).map(|(f, id)| {
+            let (upper, name) = (upper(f), f.name);
+            let numbers = format!("{id}, {}, {}, {}", f.id, f.block_len, f.block_bytes);
+            format!("  [{upper}] = {{ // {name}\n      {numbers} }},\n")
+        });
+        let (rows, count) = (rows.collect::<String>(), 43 + cache_formats().count());
+        assert!(rows.contains("[TBQ4_0] = { // tbq4_0\n      44, 2, 32, 18 },"));
         assert_eq!(
             expand(body, &ids),
-            "first\n  [TBQ3_0] = { // tbq3_0\n      43, 1, 32, 14 },\n  [TBQ4_0] = { // tbq4_0\n      44, 2, 32, 18 },\nCOUNT = 45, was 43\n"
+            format!("first\n{rows}COUNT = {count}, was 43\n")
         );
     }
 

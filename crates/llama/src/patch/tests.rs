@@ -1,3 +1,4 @@
+use kvforge_formats::cache_formats;
 use proptest::prelude::*;
 
 use super::*;
@@ -23,6 +24,11 @@ fn hook(id: &str, anchor: &str, place: Place, expect: usize) -> Hook {
     }
 }
 
+/// Types of a tree that had seven.
+fn type_count() -> usize {
+    7 + cache_formats().count()
+}
+
 fn put(hooks: &[Hook], text: &str) -> String {
     apply(hooks, text, &TypeIds::starting_at(7)).unwrap()
 }
@@ -30,12 +36,12 @@ fn put(hooks: &[Hook], text: &str) -> String {
 #[test]
 fn regions_are_marked_with_their_hash_and_indented_like_the_anchor() {
     let text = "a {\n    x\n}\n";
-    let hash = region::hash("h 9\n  tbq3_0\n  tbq4_0\n");
+    let names: String = cache_formats().map(|f| format!("  {}\n", f.name)).collect();
+    let body = format!("h {}\n{names}", type_count());
+    let hash = region::hash(&body);
     assert_eq!(
         put(&[hook("h", "x", Place::Before, 1)], text),
-        format!(
-            "a {{\n    // kvforge:begin h {hash}\nh 9\n  tbq3_0\n  tbq4_0\n    // kvforge:end h\n    x\n}}\n"
-        )
+        format!("a {{\n    // kvforge:begin h {hash}\n{body}    // kvforge:end h\n    x\n}}\n")
     );
     assert_eq!(hash.len(), 16);
 }
@@ -56,12 +62,10 @@ fn a_wrap_holds_nothing_but_its_lines() {
         .lines()
         .filter(|l| !l.contains("kvforge:") && !l.starts_with("  "))
         .collect();
-    assert_eq!(
-        plain,
-        [
-            "before 9", "#if 0", "x", "y", "#endif", "after 9", "next 9", "z"
-        ]
-    );
+    let counted = |word: &str| format!("{word} {}", type_count());
+    let (before, after, next) = (counted("before"), counted("after"), counted("next"));
+    let expected = [&before, "#if 0", "x", "y", "#endif", &after, &next, "z"];
+    assert_eq!(plain, expected);
 }
 
 #[test]
