@@ -6,7 +6,7 @@
 #include "ggml-impl.h"
 #include "gguf.h"
 
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -58,6 +58,27 @@ std::string problem_of(side s, ggml_type type, ggml_type other, int64_t head) {
     return "";
 }
 
+// what is wrong with the variables that the kernels read, if anything is
+std::string environment_problem() {
+    const auto one_of = [](const char * variable, std::initializer_list<const char *> values) -> std::string {
+        const char * found = getenv(variable);
+        std::string known;
+        for (const char * value : values) {
+            if (!found || !*found || strcmp(found, value) == 0) {
+                return "";
+            }
+            known += std::string(known.empty() ? "" : ", ") + value;
+        }
+        return std::string(variable) + "=" + found + " is not known: there are " + known;
+    };
+    std::string problem = one_of("KVFORGE_ISA", { "auto", "scalar", "avx2" });
+    const char * isa = getenv("KVFORGE_ISA");
+    if (problem.empty() && isa && strcmp(isa, "avx2") == 0 && !ggml_kvforge_api()->isa_resolve(KVF_ISA_AVX2)) {
+        problem = "KVFORGE_ISA=avx2 cannot run on this CPU: use auto or scalar";
+    }
+    return problem.empty() ? one_of("KVFORGE_ENCODER", { "best", "reference" }) : problem;
+}
+
 // A number of the model's that may be missing, or be one for every layer: then -1.
 int64_t number(const gguf_context * file, const std::string & key) {
     const int64_t id = gguf_find_key(file, key.c_str());
@@ -71,7 +92,10 @@ const char * ggml_kvforge_cache_problem(enum ggml_type type_k, enum ggml_type ty
         return nullptr;
     }
     static thread_local std::string text;
-    text = problem_of(K, type_k, type_v, head_k);
+    text = environment_problem();
+    if (text.empty()) {
+        text = problem_of(K, type_k, type_v, head_k);
+    }
     if (text.empty()) {
         text = problem_of(V, type_v, type_k, head_v);
     }
