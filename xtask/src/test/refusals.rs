@@ -50,7 +50,8 @@ pub fn check(log: &Log, bench: &Bench<'_>, first_id: u32) -> Result<Checked> {
         checks += 1;
     }
     loads(log, bench)?;
-    Ok(Checked::new(checks + 1, "refusals and detours"))
+    checks += 1 + variables(log, bench)?;
+    Ok(Checked::new(checks, "refusals and detours"))
 }
 
 /// What a type must do whose blocks fit the model's heads.
@@ -96,6 +97,28 @@ fn of_wider(log: &Log, bench: &Bench<'_>, format: &FormatSpec) -> Result<usize> 
         }
     }
     Ok(2)
+}
+
+/// Misspelt variables are refused like misspelt options.
+fn variables(log: &Log, bench: &Bench<'_>) -> Result<usize> {
+    let name = tree::fitting()[0].name;
+    let all = [
+        ("KVFORGE_ENCODER", "worst", "there are best, reference"),
+        ("KVFORGE_ISA", "mmx", "there are auto, scalar, avx2"),
+    ];
+    for (variable, value, known) in all {
+        let mut command = bench.on("llama-completion", name, name);
+        command.args(SHORT).args(VERBOSE).env(variable, value);
+        let (status, printed) = log.run_any(&mut command)?;
+        let words = format!("{variable}={value} is not known: {known}");
+        if status.code() != Some(1) || !printed.log.contains(&words) {
+            bail!("expected exit code 1 and `{words}`, found {status}");
+        }
+        if printed.log.contains(LOADING) {
+            bail!("{variable}: refused, but only after loading");
+        }
+    }
+    Ok(all.len())
 }
 
 /// The line that `of_wider` takes for a sign of loading is one.
