@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 namespace {
 
@@ -299,59 +300,57 @@ void place_batch(attention & p, const ggml_tensor * node, int64_t batch) {
     p.a.segments = &p.segment;
 }
 
-// Attention of one (position, head) in double precision from the reference
-// decoder: slow, and sharing nothing with the kernels.
-void reference_row(const attention & p, int64_t position, int64_t head, float * row) {
-    const struct kvf_api * api = ggml_kvforge_api();
+// Rows of one kv head, by the reference decoder.
+std::vector<float> decoded(uint32_t type, const void * base, size_t row_stride, size_t n_rows, size_t n) {
+    std::vector<float> rows(n_rows*n);
+    for (size_t t = 0; t < n_rows; t++) {
+        const int32_t status = ggml_kvforge_api()->decode(type, KVF_ISA_SCALAR, KVF_ORIGINAL, (const char *) base + t*row_stride, &rows[t*n], n, 0);
+        GGML_ASSERT(status == KVF_OK);
+    }
+    return rows;
+}
+
+// Attention of one (position, head) in double precision from decoded rows: slow,
+// and sharing nothing with the kernels.
+void reference_row(const attention & p, int64_t position, int64_t head, const float * keys, const float * values) {
     const kvf_segment & s = p.segment;
-    const int64_t kv_head = head / p.group;
     const float * q = (const float *) ((const char *) p.a.q + position*p.a.q_row_stride + head*p.a.q_head_stride);
     const float   m_slope = p.a.slopes ? p.a.slopes[head] : 1.0f;
     float *       out = (float *) ((char *) p.a.out + position*p.a.out_row_stride + head*p.a.out_head_stride);
 
-    const auto decode = [&](uint32_t type, const void * base, size_t row_stride, size_t head_stride, int64_t t, int64_t n) {
-        const int32_t status = api->decode(type, KVF_ISA_SCALAR, KVF_ORIGINAL, (const char *) base + t*row_stride + kv_head*head_stride, row, n, 0);
-        GGML_ASSERT(status == KVF_OK);
-    };
-    const auto score = [&](int64_t t, double * value) {
+    // minus infinity for a key that the mask hides
+    std::vector<double> scores(s.n_kv, -INFINITY);
+    std::vector<bool>   seen(s.n_kv, false);
+    double maximum = p.a.sinks ? p.a.sinks[head] : -INFINITY;
+    for (size_t t = 0; t < s.n_kv; t++) {
         double bias = 0;
         if (s.mask) {
             const char * m = (const char *) s.mask + position*s.mask_row_stride + head % s.mask_heads * s.mask_head_stride;
             bias = GGML_FP16_TO_FP32(((const ggml_fp16_t *) m)[t]);
             if (bias == -INFINITY) {
-                return false;
+                continue;
             }
         }
-        decode(s.k_type, s.k, s.k_row_stride, s.k_head_stride, t, p.a.head_dim_k);
         double dot = 0;
         for (size_t i = 0; i < p.a.head_dim_k; i++) {
-            dot += (double) q[i] * row[i];
+            dot += (double) q[i] * keys[t*p.a.head_dim_k + i];
         }
         dot *= p.a.scale;
         if (p.a.softcap != 0) {
             dot = p.a.softcap * std::tanh(dot / p.a.softcap);
         }
-        *value = dot + m_slope*bias;
-        return true;
-    };
-
-    double maximum = p.a.sinks ? p.a.sinks[head] : -INFINITY;
-    double value;
-    for (size_t t = 0; t < s.n_kv; t++) {
-        if (score(t, &value)) {
-            maximum = max(maximum, value);
-        }
+        seen[t]   = true;
+        scores[t] = dot + m_slope*bias;
+        maximum   = max(maximum, scores[t]);
     }
     double sum = p.a.sinks ? std::exp(p.a.sinks[head] - maximum) : 0;
-    double acc[1024] = {};
-    GGML_ASSERT(p.a.head_dim_v <= 1024);
+    std::vector<double> acc(p.a.head_dim_v, 0.0);
     for (size_t t = 0; t < s.n_kv; t++) {
-        if (score(t, &value)) {
-            const double w = std::exp(value - maximum);
+        if (seen[t]) {
+            const double w = std::exp(scores[t] - maximum);
             sum += w;
-            decode(s.v_type, s.v, s.v_row_stride, s.v_head_stride, t, p.a.head_dim_v);
             for (size_t i = 0; i < p.a.head_dim_v; i++) {
-                acc[i] += w * row[i];
+                acc[i] += w * values[t*p.a.head_dim_v + i];
             }
         }
     }
@@ -383,12 +382,18 @@ void flash_attn(const ggml_compute_params * params, ggml_tensor * node) {
     p.a.sinks = sinks ? (const float *) sinks->data : nullptr;
 
     if (params->use_ref) {
-        const int64_t rows = p.n_batch * p.a.n_q * p.a.n_heads;
-        for (int64_t r = params->ith; r < rows; r += params->nth) {
-            place_batch(p, node, r / (int64_t) (p.a.n_q*p.a.n_heads));
-            float row[1024];
-            GGML_ASSERT(p.a.head_dim_k <= 1024);
-            reference_row(p, r / (int64_t) p.a.n_heads % (int64_t) p.a.n_q, r % (int64_t) p.a.n_heads, row);
+        // every row is decoded once, for all queries of its head
+        for (int64_t u = params->ith; u < p.n_batch*p.n_kv_heads; u += params->nth) {
+            const int64_t kv_head = u % p.n_kv_heads;
+            place_batch(p, node, u / p.n_kv_heads);
+            const kvf_segment & s = p.segment;
+            const auto keys   = decoded(s.k_type, (const char *) s.k + kv_head*s.k_head_stride, s.k_row_stride, s.n_kv, p.a.head_dim_k);
+            const auto values = decoded(s.v_type, (const char *) s.v + kv_head*s.v_head_stride, s.v_row_stride, s.n_kv, p.a.head_dim_v);
+            for (size_t position = 0; position < p.a.n_q; position++) {
+                for (int64_t head = kv_head*p.group; head < (kv_head + 1)*p.group; head++) {
+                    reference_row(p, position, head, keys.data(), values.data());
+                }
+            }
         }
         return;
     }

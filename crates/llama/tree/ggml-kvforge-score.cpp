@@ -4,6 +4,7 @@
 #include "ggml-kvforge-work.h"
 
 #include <cmath>
+#include <vector>
 
 namespace kvforge {
 
@@ -58,18 +59,24 @@ plan make_plan(const ggml_tensor * node, int n_threads) {
     return p;
 }
 
-// The scores of one (position, head), a query of n values, in double precision from
-// the reference decoder.
-void reference_row(const kvf_scores & s, int64_t n, const float * q, const char * k, float * row, float * out) {
+// The scores of a range of keys, queries of n values, in double precision from the
+// reference decoder. A key is decoded once for all queries.
+void reference(const kvf_scores & s, int64_t n) {
+    std::vector<float> key(n);
     for (size_t t = 0; t < s.n_kv; t++) {
         const int32_t status = ggml_kvforge_api()->decode(s.k_type, KVF_ISA_SCALAR, s.q_domain,
-            k + t*s.k_row_stride, row, n, 0);
+            (const char *) s.k + t*s.k_row_stride, key.data(), n, 0);
         GGML_ASSERT(status == KVF_OK);
-        double dot = 0;
-        for (int64_t i = 0; i < n; i++) {
-            dot += (double) q[i]*row[i];
+        for (size_t position = 0; position < s.n_q; position++) {
+            for (size_t head = 0; head < s.n_heads; head++) {
+                const float * q = (const float *) ((const char *) s.q + position*s.q_row_stride + head*s.q_head_stride);
+                double dot = 0;
+                for (int64_t i = 0; i < n; i++) {
+                    dot += (double) q[i]*key[i];
+                }
+                ((float *) ((char *) s.out + position*s.out_row_stride + head*s.out_head_stride))[t] = (float) (dot*s.scale);
+            }
         }
-        out[t] = (float) (dot*s.scale);
     }
 }
 
@@ -79,8 +86,7 @@ bool supports_score(const ggml_tensor * node) {
     const ggml_tensor * q = node->src[0];
     const ggml_tensor * k = node->src[1];
     return q->type == GGML_TYPE_F32 && node->type == GGML_TYPE_F32
-        && q->nb[0] == sizeof(float) && k->nb[0] == ggml_type_size(k->type) && node->nb[0] == sizeof(float)
-        && k->ne[0] <= 1024;
+        && q->nb[0] == sizeof(float) && k->nb[0] == ggml_type_size(k->type) && node->nb[0] == sizeof(float);
 }
 
 size_t score_work(const ggml_tensor * node, int n_threads) {
@@ -110,13 +116,7 @@ void score(const ggml_compute_params * params, ggml_tensor * node) {
         s.k    = (const char *) k->data + batch*k->nb[3] + head*k->nb[2] + begin*k->nb[1];
         s.out  = (float *) ((char *) node->data + batch*node->nb[3] + head*s.n_heads*node->nb[1]) + begin;
         if (params->use_ref) {
-            float row[2*1024];
-            for (size_t position = 0; position < s.n_q; position++) {
-                for (size_t h = 0; h < s.n_heads; h++) {
-                    reference_row(s, q->ne[0], (const float *) ((const char *) s.q + position*s.q_row_stride + h*s.q_head_stride),
-                        (const char *) s.k, row, (float *) ((char *) s.out + position*s.out_row_stride + h*s.out_head_stride));
-                }
-            }
+            reference(s, q->ne[0]);
             continue;
         }
         s.scratch       = (char *) align_up((size_t) params->wdata) + params->ith*scratch;
