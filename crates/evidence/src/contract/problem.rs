@@ -1,7 +1,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// Something that is wrong with a contract or with what it rests on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -9,6 +9,7 @@ pub struct Problem {
     /// The rule that it breaks.
     pub rule: Rule,
     /// The file.
+    #[serde(serialize_with = "lossy")]
     pub file: PathBuf,
     /// Where in it, such as `kernels.turbo3.maxDiff`.
     pub place: String,
@@ -18,6 +19,11 @@ pub struct Problem {
     pub found: String,
     /// What to do.
     pub mend: String,
+}
+
+/// A path as text; what is not UTF-8 in it is replaced.
+fn lossy<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&path.display())
 }
 
 /// What a contract and its evidence must keep.
