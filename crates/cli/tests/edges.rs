@@ -77,6 +77,30 @@ fn blocks_that_no_encoder_writes_are_named() {
 }
 
 #[test]
+fn little_of_a_file_is_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    let endless = format!("\u{1b}[2J{}", "x".repeat(50_000));
+    let mut shape = b"\x93NUMPY\x02\x00".to_vec();
+    let header = format!("{{'descr': '<f4', 'fortran_order': {endless}, 'shape': (1,)}}");
+    shape.extend((header.len() as u32).to_le_bytes());
+    shape.extend(header.bytes());
+    fs::write(folder.path().join("x.npy"), shape).unwrap();
+    let fixture = serde_json::json!({ "kernel": endless }).to_string();
+    fs::write(folder.path().join("x.json"), fixture).unwrap();
+    for args in [
+        &["encode", "--format", "tbq4_0", "x.npy", "out"][..],
+        &["verify", "--fixture", "x.json"],
+    ] {
+        let said = refused(folder.path(), args);
+        assert!(said.len() < 400 && !said.contains('\u{1b}'), "{said}");
+    }
+    fs::write(folder.path().join("c.json"), &endless).unwrap();
+    let shown = kvforge(folder.path(), &["contract", "show", "c.json"]).output();
+    let said = String::from_utf8(shown.unwrap().stdout).unwrap();
+    assert!(said.len() < 400 && !said.contains('\u{1b}'), "{said}");
+}
+
+#[test]
 fn standard_output_is_written_into() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

@@ -156,7 +156,7 @@ impl Evidence {
         let bytes = kvforge_files::read(path).map_err(io_error(path, "read the file"))?;
         let malformed = |what: String| Error::Malformed {
             path: path.into(),
-            what,
+            what: kvforge_files::excerpt(&what),
         };
         let json = json::parse(&bytes).map_err(|e| malformed(e.to_string()))?;
         if let Some(key) = json.duplicates.first() {

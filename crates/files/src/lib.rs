@@ -37,6 +37,23 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// What a message repeats of a file's content: not much of it, on one line.
+pub fn excerpt(text: &str) -> String {
+    const MOST: usize = 160;
+    let start: String = text.chars().take(MOST).collect();
+    let mut shown = String::with_capacity(start.len());
+    for c in start.chars() {
+        match c.is_control() {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    if start.len() < text.len() {
+        shown += "...";
+    }
+    shown
+}
+
 /// Whether both paths lead to one existing file.
 pub fn same(a: &Path, b: &Path) -> bool {
     #[cfg(unix)]
@@ -230,6 +247,14 @@ mod tests {
         write(folder.path(), b"new").unwrap_err();
         let refused = read(Path::new("/dev/zero")).unwrap_err().to_string();
         assert_eq!(refused, "expected a regular file, found a device");
+    }
+
+    #[test]
+    fn excerpts_are_short_and_harmless() {
+        assert_eq!(excerpt("\u{1b}[2J\n\u{e9}"), "\\u{1b}[2J\\n\u{e9}");
+        let (fits, long) = ("\u{e9}".repeat(160), "\u{e9}".repeat(161));
+        assert_eq!(excerpt(&fits), fits);
+        assert_eq!(excerpt(&long), format!("{fits}..."));
     }
 
     #[cfg(target_os = "linux")]

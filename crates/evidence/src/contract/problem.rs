@@ -1,6 +1,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use kvforge_files::excerpt;
 use serde::{Serialize, Serializer};
 
 /// Something that is wrong with a contract or with what it rests on.
@@ -107,9 +108,9 @@ impl Problems<'_> {
         self.all.push(Problem {
             rule,
             file: self.file.into(),
-            place: place.into(),
+            place: excerpt(&place.into()),
             expected: expected.into(),
-            found: found.into(),
+            found: excerpt(&found.into()),
             mend: self.mend.clone(),
         });
     }
