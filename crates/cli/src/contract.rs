@@ -109,7 +109,7 @@ fn show(args: ShowArgs) -> Result<Outcome> {
     let reading = Contract::read(&file)?;
     if args.json {
         ship::print_json(&json!({
-            "file": file,
+            "file": file.display().to_string(),
             "contract": reading.contract,
             "problems": reading.problems,
         }))?;
@@ -167,7 +167,7 @@ fn check(args: CheckArgs) -> Result<Outcome> {
         if args.json {
             let (problems, good) = (&check.problems, check.problems.is_empty());
             reports.push(json!({
-                "file": file,
+                "file": file.display().to_string(),
                 "good": good,
                 "ready": if good { ready } else { vec![] },
                 "problems": problems,

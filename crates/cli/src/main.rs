@@ -13,6 +13,7 @@ mod status;
 mod unship;
 mod verify;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -78,7 +79,8 @@ fn main() -> ExitCode {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::CheckFailed) => ExitCode::from(1),
         Err(e) => {
-            eprintln!("error: {e:#}");
+            // Where it cannot be said, the exit code says it.
+            let _ = writeln!(std::io::stderr(), "error: {e:#}");
             let failed_build = matches!(e.downcast_ref(), Some(Error::BuildFailed { .. }));
             ExitCode::from(if failed_build { 1 } else { 2 })
         }

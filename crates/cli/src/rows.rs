@@ -1,9 +1,8 @@
 //! `encode`, `decode` and `score`: arrays of rows in and out of a format.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use kvforge::npy::Array;
@@ -118,6 +117,7 @@ pub struct Score {
 }
 
 pub fn encode(args: Encode) -> Result<Outcome> {
+    keep_input(&args.input, &args.output)?;
     let rows = Array::read(&args.input)?;
     let bytes = rows::encode(args.format.spec()?, args.encoder.into(), &rows)
         .with_context(|| args.input.display().to_string())?;
@@ -126,29 +126,68 @@ pub fn encode(args: Encode) -> Result<Outcome> {
 }
 
 pub fn decode(args: Decode) -> Result<Outcome> {
+    keep_input(&args.input, &args.output)?;
     let domain = match args.domain.as_str() {
         "rotated" => Domain::Rotated,
         _ => Domain::Original,
     };
     let blocks = read(&args.input)?;
     let head_dim = args.head_dim as usize;
-    rows::decode(args.format.spec()?, domain, &blocks, head_dim)
-        .with_context(|| format!("{} (--head-dim {head_dim})", args.input.display()))?
-        .write(&args.output)?;
+    let spec = args.format.spec()?;
+    let rows = rows::decode(spec, domain, &blocks, head_dim)
+        .with_context(|| format!("{} (--head-dim {head_dim})", args.input.display()))?;
+    finite(&args.input, spec, &rows, |i| i / rows.cols())?;
+    rows.write(&args.output)?;
     Ok(Outcome::Done)
 }
 
 pub fn score(args: Score) -> Result<Outcome> {
+    keep_input(&args.input, &args.output)?;
+    keep_input(&args.query, &args.output)?;
     let queries = Array::read(&args.query)?;
     let blocks = read(&args.input)?;
     let residual = args.use_qjl == "1";
     let (input, query) = (args.input.display(), args.query.display());
-    rows::score(args.format.spec()?, &queries, &blocks, residual)
-        .with_context(|| format!("{input} with the queries of {query}"))?
-        .write(&args.output)?;
+    let spec = args.format.spec()?;
+    let scores = rows::score(spec, &queries, &blocks, residual)
+        .with_context(|| format!("{input} with the queries of {query}"))?;
+    finite(&args.input, spec, &scores, |i| i % scores.cols())?;
+    scores.write(&args.output)?;
     Ok(Outcome::Done)
 }
 
+/// Refuses to write the result over what it is made of.
+fn keep_input(input: &Path, output: &Path) -> Result<()> {
+    if kvforge_files::same(input, output) {
+        bail!(
+            "{}: expected another file than the input {}, found the same one; name a new file",
+            output.display(),
+            input.display()
+        );
+    }
+    Ok(())
+}
+
+/// Refuses what came of blocks that no encoder writes; `row` says which of them made the
+/// value at an index.
+fn finite(
+    input: &Path,
+    spec: &FormatSpec,
+    made: &Array,
+    row: impl Fn(usize) -> usize,
+) -> Result<()> {
+    if let Some(i) = made.data().iter().position(|v| !v.is_finite()) {
+        bail!(
+            "{}: row {}: expected blocks of {} with finite values, found {}; it is damaged, or of another format",
+            input.display(),
+            row(i),
+            spec.name,
+            made.data()[i]
+        );
+    }
+    Ok(())
+}
+
 fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("{}: cannot read the file", path.display()))
+    kvforge_files::read(path).with_context(|| format!("{}: cannot read the file", path.display()))
 }

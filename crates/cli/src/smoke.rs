@@ -99,7 +99,7 @@ fn run_here(args: Args, trace: OsString) -> Result<Outcome> {
         models: args.model,
         // Without the folder that the program lies in: apps ship what this ends up in.
         command: iter::once("kvforge".into())
-            .chain(env::args().skip(1))
+            .chain(env::args_os().skip(1).map(|a| a.display().to_string()))
             .collect::<Vec<_>>()
             .join(" "),
         trace: Some(trace.into()),
@@ -119,7 +119,7 @@ fn run_here(args: Args, trace: OsString) -> Result<Outcome> {
         ship::print_json(&json!({
             "passed": smoke.passed(),
             "failed": failures,
-            "evidenceFile": smoke.file,
+            "evidenceFile": smoke.file.display().to_string(),
             "evidence": serde_json::to_value(&smoke.evidence)?,
         }))?;
     } else {

@@ -88,7 +88,7 @@ fn a_machine_with_everything_is_fit() {
         "program   cmake 3.25.1\n",
         "program   rustc 1.95.0\n",
         "program   python3 with pip 23.0.1\n",
-        "format    tbq4_0 4.5 bits a value, heads of 64 ",
+        "format    tbq4_0 (K and V), 4.5 bits a value, heads of 64 ",
         "backend   cpu has kernels\n",
         "next      kvforge doctor TREE, or kvforge ship TREE\n",
         &format!("kernels use {}\n", Isa::best().name()),

@@ -63,6 +63,19 @@ fn what_cannot_be_loaded_is_refused() {
     // Nothing was there to be wrong about a library.
     assert!(!said.contains("checks passed"), "{said}");
 
+    // Models are looked at before anything of a build is.
+    for (model, about) in [
+        ("/absent.gguf", "/absent.gguf: "),
+        ("/dev/zero", "a regular file"),
+    ] {
+        let (code, said) = smoke(tree.path(), &["--model", model]);
+        assert_eq!(code, 2, "{said}");
+        assert!(
+            said.contains(about) && !said.contains("static build"),
+            "{said}"
+        );
+    }
+
     let (code, said) = smoke(tree.path(), &["--backend", "abacus"]);
     assert_eq!(code, 2, "{said}");
     assert!(said.contains("[possible values: cpu]"), "{said}");

@@ -1,6 +1,6 @@
 //! BLAKE3 of files and of whole folders, as lower-case hex.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub fn bytes(bytes: &[u8]) -> String {
 /// If the file cannot be read.
 pub fn file(path: &Path) -> io::Result<String> {
     let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(File::open(path)?)?;
+    hasher.update_reader(kvforge_files::open(path)?)?;
     Ok(hasher.finalize().to_hex().to_string())
 }
 
@@ -31,7 +31,7 @@ pub fn folder(path: &Path) -> io::Result<String> {
     files.sort();
     let mut hasher = blake3::Hasher::new();
     for name in files {
-        let contents = fs::read(path.join(&name))?;
+        let contents = kvforge_files::read(&path.join(&name))?;
         // With the lengths no two lists of files read the same.
         for part in [name.as_bytes(), &contents] {
             hasher.update(&(part.len() as u64).to_le_bytes());

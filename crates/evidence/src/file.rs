@@ -1,6 +1,5 @@
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
@@ -154,10 +153,10 @@ impl Evidence {
     /// one that this version does not know, or another schema;
     /// [`Error::Overclaimed`] and [`Error::Edited`] if someone changed it.
     pub fn read(path: &Path) -> Result<Evidence, Error> {
-        let bytes = fs::read(path).map_err(io_error(path, "read the file"))?;
+        let bytes = kvforge_files::read(path).map_err(io_error(path, "read the file"))?;
         let malformed = |what: String| Error::Malformed {
             path: path.into(),
-            what,
+            what: kvforge_files::excerpt(&what),
         };
         let json = json::parse(&bytes).map_err(|e| malformed(e.to_string()))?;
         if let Some(key) = json.duplicates.first() {
@@ -275,17 +274,7 @@ fn content_digest(run: &Run, records: &[Record]) -> String {
 pub(crate) fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> {
     let mut text = serde_json::to_vec_pretty(content).expect("it is JSON");
     text.push(b'\n');
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let new = folder.join(format!(".{name}.{}", std::process::id()));
-    let written = File::create(&new)
-        .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&new, path));
-    if written.is_err() {
-        // It may not even exist; the first error is the one to report.
-        let _ = fs::remove_file(&new);
-    }
-    written.map_err(io_error(path, "write the file"))
+    kvforge_files::write(path, &text).map_err(io_error(path, "write the file"))
 }
 
 fn hash(path: &Path) -> Result<String, Error> {

@@ -183,9 +183,9 @@ fn all_problems_are_told_at_once() {
 fn what_is_no_json_is_shown() {
     let folder = Folder::new();
     for (from, to, said) in [
-        ("3.815e-6", "NaN", "`\"maxDiff\": NaN,`"),
-        ("3.815e-6", "-Infinity", "`\"maxDiff\": -Infinity,`"),
-        ("3.815e-6", "1e999", "number out of range"),
+        ("3.815e-06", "NaN", "`\"maxDiff\": NaN,`"),
+        ("3.815e-06", "-Infinity", "`\"maxDiff\": -Infinity,`"),
+        ("3.815e-06", "1e999", "number out of range"),
         ("\"kernels\": {", "", "JSON"),
     ] {
         let text = METAL.replace(from, to);

@@ -107,16 +107,18 @@ fn round_trip() {
 }
 
 #[test]
-fn a_write_that_fails_leaves_the_old_file() {
+fn a_link_is_followed_and_a_folder_in_the_way_is_left() {
     let place = Place::new();
-    place.evidence(record()).write(&place.file()).unwrap();
-    // A folder in the way of the new file.
-    let name = format!(".{FILE_NAME}.{}", std::process::id());
-    fs::create_dir(place.build().join(name)).unwrap();
-    let before = fs::read(place.file()).unwrap();
+    let old = place.evidence(record());
+    let moved = place.build().join("moved");
+    old.write(&moved).unwrap();
+    std::os::unix::fs::symlink("moved", place.file()).unwrap();
     let other = Evidence::new(place.run(), vec![]);
-    assert!(matches!(other.write(&place.file()), Err(Error::Io { .. })));
-    assert_eq!(fs::read(place.file()).unwrap(), before);
+    other.write(&place.file()).unwrap();
+    assert!(place.file().is_symlink());
+    assert_eq!(Evidence::read(&moved).unwrap(), other);
+    assert!(matches!(other.write(&place.build()), Err(Error::Io { .. })));
+    assert_eq!(fs::read_dir(place.build()).unwrap().count(), 3);
 }
 
 #[test]

@@ -109,15 +109,43 @@ fn parse(bytes: &[u8]) -> Result<Capture, Refusal> {
     if !scale.is_finite() {
         return refuse("a finite kq_scale", scale.to_string());
     }
-    capture.q_positions = positions_of(positions, n_tokens).ok_or_else(|| {
+    let layers = layer_numbers(&tensors);
+    let Some(first) = layers.first() else {
+        return refuse("tensors blk.L.q, blk.L.k and blk.L.v", "none of them");
+    };
+    // What the tensors hold bounds what the metadata may make of them.
+    let length = |part: &str, heads: usize| {
+        let name = format!("blk.{first}.{part}");
+        match tensors.tensor(&name).as_ref().map(|t| t.shape()) {
+            Ok(&[h, n, d]) if (h, d) == (heads, head_dim) => Ok(n),
+            Ok(shape) => refuse(
+                format!("{name} of shape [{heads}, any, {head_dim}]"),
+                format!("{shape:?}"),
+            ),
+            Err(_) => refuse(
+                format!("tensor {name}"),
+                format!("other tensors of layer {first} only"),
+            ),
+        }
+    };
+    let (n_queries, n_keys) = (length("q", n_heads)?, length("k", n_kv_heads)?);
+    if n_keys != n_tokens {
+        return refuse(
+            format!("n_tokens = {n_tokens} keys in blk.{first}.k"),
+            n_keys.to_string(),
+        );
+    }
+    capture.q_positions = positions_of(positions, n_tokens, n_queries).ok_or_else(|| {
         (
-            format!("q_positions such as 512,516,...,1020, each below n_tokens = {n_tokens}"),
+            format!(
+                "q_positions such as 512,516,...,1020, each below n_tokens = {n_tokens} and \
+                 one for each of the {n_queries} queries in blk.{first}.q"
+            ),
             positions.to_string(),
         )
     })?;
-    let n_queries = capture.q_positions.len();
 
-    for index in layer_numbers(&tensors) {
+    for index in layers {
         let part = |name: &str, shape: &[usize]| {
             let name = format!("blk.{index}.{name}");
             match tensors.tensor(&name) {
@@ -141,9 +169,6 @@ fn parse(bytes: &[u8]) -> Result<Capture, Refusal> {
             k_mean_other_text: part("k_mean_other_text", &[n_kv_heads, head_dim])?,
         });
     }
-    if capture.layers.is_empty() {
-        return refuse("tensors blk.L.q, blk.L.k and blk.L.v", "none of them");
-    }
     Ok(capture)
 }
 
@@ -165,8 +190,9 @@ impl Metadata<'_> {
     }
 }
 
-/// `512,516,...,1020 (128 of them); ...`: all of them, if they are below `limit`.
-fn positions_of(text: &str, limit: usize) -> Option<Vec<usize>> {
+/// `512,516,...,1020 (128 of them); ...`: all of them, if they are `count` and below
+/// `limit`. Never more than `count` are held.
+fn positions_of(text: &str, limit: usize, count: usize) -> Option<Vec<usize>> {
     let list = text.split(['(', ';']).next()?.trim();
     let mut positions: Vec<usize> = vec![];
     let mut items = list.split(',').map(str::trim);
@@ -178,20 +204,21 @@ fn positions_of(text: &str, limit: usize) -> Option<Vec<usize>> {
             let end: usize = items.next()?.parse().ok()?;
             let step = last.checked_sub(before).filter(|step| *step > 0)?;
             let between = end.checked_sub(last)?;
-            if end >= limit || !between.is_multiple_of(step) {
+            let more = between / step;
+            if end >= limit || !between.is_multiple_of(step) || more > count - positions.len() {
                 return None;
             }
-            positions.extend((last + step..=end).step_by(step));
+            positions.extend((1..=more).map(|i| last + i * step));
             continue;
         } else {
             item.parse().ok()?
         };
-        if first >= limit {
+        if first >= limit || positions.len() == count {
             return None;
         }
         positions.push(first);
     }
-    Some(positions)
+    (positions.len() == count).then_some(positions)
 }
 
 fn layer_numbers(tensors: &SafeTensors) -> BTreeSet<usize> {
@@ -240,11 +267,20 @@ mod tests {
 
     #[test]
     fn positions_are_counted_out() {
-        let all = positions_of("512,516,...,1020 (128 of them); causal", 1024).unwrap();
+        let all = positions_of("512,516,...,1020 (128 of them); causal", 1024, 128).unwrap();
         assert_eq!(all.len(), 128);
         assert!(all.iter().enumerate().all(|(i, p)| *p == 512 + 4 * i));
-        assert_eq!(positions_of("3, 1,2", 4), Some(vec![3, 1, 2]));
-        assert_eq!(positions_of("0,1,...,1", 4), Some(vec![0, 1]));
+        assert_eq!(positions_of("3, 1,2", 4, 3), Some(vec![3, 1, 2]));
+        assert_eq!(positions_of("0,1,...,1", 4, 2), Some(vec![0, 1]));
+        let huge = usize::MAX - 1;
+        let last = format!("{},{},...,{huge}", huge - 2, huge - 1);
+        let all = vec![huge - 2, huge - 1, huge];
+        assert_eq!(positions_of(&last, usize::MAX, 3), Some(all));
+        let too_many = format!("0,1,...,{huge}");
+        assert_eq!(positions_of(&too_many, usize::MAX, 3), None);
+        for count in [0, 2, 4] {
+            assert_eq!(positions_of("3,1,2", 4, count), None, "{count}");
+        }
         for wrong in [
             "",
             "a",
@@ -256,7 +292,9 @@ mod tests {
             "0,1,...",
             "0,1,...,4",
         ] {
-            assert_eq!(positions_of(wrong, 4), None, "{wrong}");
+            for count in 0..5 {
+                assert_eq!(positions_of(wrong, 4, count), None, "{wrong}");
+            }
         }
     }
 }

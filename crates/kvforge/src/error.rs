@@ -70,7 +70,7 @@ impl Error {
         Error::Malformed {
             path: path.into(),
             expected: expected.into(),
-            found: found.into(),
+            found: kvforge_files::excerpt(&found.into()),
         }
     }
 

@@ -196,6 +196,16 @@ fn what_cannot_be_held_is_said() {
     }
     assert!(FORMATS.iter().any(|spec| spec.role == Role::Keys));
 
+    // Scores that no fp64 can hold: nothing measured, rather than no divergence.
+    let mut metadata = Model::small().metadata();
+    metadata.insert("kq_scale".into(), "1e308".into());
+    let overflow = read(&file(Model::small().tensors(), metadata)).unwrap();
+    for entry in all(&overflow, Center::None).formats {
+        let json = serde_json::to_value(&entry).unwrap();
+        let why = "layer 0: its scores are not finite";
+        assert_eq!(json["not_run"].as_str(), Some(why), "{}", entry.format);
+    }
+
     // Values that no fp16 scale can hold.
     let large = Model {
         constant: 1e6,
@@ -304,7 +314,7 @@ fn captures_that_are_not_right_are_refused() {
         (|t| drop(t.remove(1)), "expected tensor blk.0.k"),
         (
             |t| t[0].shape = vec![4, 4, 256],
-            "blk.0.q of shape [4, 8, 128], found [4, 4, 256]",
+            "blk.0.q of shape [4, any, 128], found [4, 4, 256]",
         ),
         (
             |t| t[2].shape = vec![1, 80, 128],
@@ -341,8 +351,15 @@ fn captures_that_are_not_right_are_refused() {
         ("n_kv_heads", Some("3"), "found 4 and 3"),
         ("n_kv_heads", Some("0"), "found 4 and 0"),
         ("kq_scale", Some("inf"), "finite kq_scale"),
-        ("n_tokens", Some("38"), "each below n_tokens = 38"),
-        ("q_positions", Some("20,23"), "blk.0.q of shape [4, 2, 128]"),
+        (
+            "n_tokens",
+            Some("38"),
+            "n_tokens = 38 keys in blk.0.k, found 40",
+        ),
+        ("n_tokens", Some("5000000000"), "in blk.0.k, found 40"),
+        ("q_positions", Some("40"), "each below n_tokens = 40"),
+        ("q_positions", Some("20,23"), "each of the 8 queries"),
+        ("q_positions", Some("0,1,...,39"), "each of the 8 queries"),
     ] {
         let mut metadata = model.metadata();
         metadata.remove(key);

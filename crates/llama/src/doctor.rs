@@ -10,7 +10,7 @@ use kvforge_cpu::Isa;
 use kvforge_evidence::Evidence;
 use kvforge_evidence::contract::{self, Problem};
 use kvforge_formats::cache_formats;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::contract::PROJECT;
 use crate::smoke::{BACKEND, Built};
@@ -86,17 +86,24 @@ pub struct BackendReport {
     pub kernels: bool,
 }
 
+/// A path as text; what is not UTF-8 in it is replaced.
+fn lossy<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&path.display())
+}
+
 /// A tree and its build folder.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TreeReport {
     /// The tree.
+    #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
     /// Version of ggml.
     pub ggml: String,
     /// What state it is in.
     pub state: State,
     /// The build folder.
+    #[serde(serialize_with = "lossy")]
     pub build_dir: PathBuf,
     /// Whether there are shared libraries in it.
     pub built: bool,

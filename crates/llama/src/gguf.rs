@@ -3,7 +3,6 @@
 //! taken for it, and no input makes this panic.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
@@ -89,7 +88,7 @@ impl Header {
     /// # Errors
     /// [`GgufError::Read`] or [`GgufError::Malformed`].
     pub fn open(path: &Path) -> Result<Header, GgufError> {
-        Header::read(&mut BufReader::new(File::open(path)?))
+        Header::read(&mut BufReader::new(kvforge_files::open(path)?))
     }
 
     /// Reads a header, GGUF version 2 or 3, little-endian; leaves `from` before

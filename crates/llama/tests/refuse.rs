@@ -44,6 +44,14 @@ fn a_folder_that_cannot_be_made_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_file_in_place_of_our_folder_is_found_before_anything_is_written() {
+    let tree = MiniTree::new();
+    tree.write(OWN_DIR, "in the way");
+    let said = tree.plan(&payload(HOOKS)).unwrap_err().to_string();
+    assert!(said.contains(OWN_DIR), "{said}");
+}
+
+#[test]
 fn write_protection_is_respected_even_for_a_superuser() {
     for (path, mode) in [("ggml/src", 0o555), ("common/arg.cpp", 0o444)] {
         let tree = MiniTree::new();

@@ -1,7 +1,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use kvforge_files::excerpt;
+use serde::{Serialize, Serializer};
 
 /// Something that is wrong with a contract or with what it rests on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -9,6 +10,7 @@ pub struct Problem {
     /// The rule that it breaks.
     pub rule: Rule,
     /// The file.
+    #[serde(serialize_with = "lossy")]
     pub file: PathBuf,
     /// Where in it, such as `kernels.turbo3.maxDiff`.
     pub place: String,
@@ -18,6 +20,11 @@ pub struct Problem {
     pub found: String,
     /// What to do.
     pub mend: String,
+}
+
+/// A path as text; what is not UTF-8 in it is replaced.
+fn lossy<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&path.display())
 }
 
 /// What a contract and its evidence must keep.
@@ -101,9 +108,9 @@ impl Problems<'_> {
         self.all.push(Problem {
             rule,
             file: self.file.into(),
-            place: place.into(),
+            place: excerpt(&place.into()),
             expected: expected.into(),
-            found: found.into(),
+            found: excerpt(&found.into()),
             mend: self.mend.clone(),
         });
     }

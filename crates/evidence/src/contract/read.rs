@@ -2,7 +2,6 @@
 //! with it instead of stopping at the first thing.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -33,7 +32,7 @@ impl Contract {
     /// # Errors
     /// [`Error::Io`] if the file cannot be read.
     pub fn read(path: &Path) -> Result<Reading, Error> {
-        let bytes = fs::read(path).map_err(io_error(path, "read the file"))?;
+        let bytes = kvforge_files::read(path).map_err(io_error(path, "read the file"))?;
         let mut all = vec![];
         let mut problems = Problems {
             file: path,

@@ -143,10 +143,13 @@ fn mix(log_weights: &[f64], v: &[f64], head_dim: usize) -> Vec<f64> {
     output
 }
 
-/// `KL(p || q)` in nats, never below zero by rounding.
+/// `KL(p || q)` in nats, never below zero by rounding; NaN stays NaN.
 fn divergence(log_p: &[f64], log_q: &[f64]) -> f64 {
     let terms = log_p.iter().zip(log_q).map(|(p, q)| p.exp() * (p - q));
-    terms.sum::<f64>().max(0.0)
+    match terms.sum::<f64>() {
+        below if below < 0.0 => 0.0,
+        sum => sum,
+    }
 }
 
 /// Eight sums side by side, so that the compiler can use vectors.

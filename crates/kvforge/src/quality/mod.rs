@@ -63,6 +63,21 @@ pub struct Figures {
     pub output_rel_error_v: Option<f64>,
 }
 
+impl Figures {
+    fn are_finite(&self) -> bool {
+        let always = [
+            self.k_rel_mse,
+            self.attention_kl_mean,
+            self.attention_kl_median,
+            self.attention_kl_max,
+            self.output_rel_error_k,
+        ];
+        let of_values = [self.v_rel_mse, self.output_rel_error_v];
+        let mut all = always.into_iter().chain(of_values.into_iter().flatten());
+        all.all(f64::is_finite)
+    }
+}
+
 /// The figures of one layer.
 #[derive(Clone, Debug, Serialize)]
 pub struct LayerFigures {
@@ -85,7 +100,7 @@ pub enum Outcome {
         /// Each layer, in the model's order.
         layers: Vec<LayerFigures>,
     },
-    /// It cannot hold these heads or values.
+    /// It cannot hold these heads or values, or what it makes of them is not finite.
     NotRun {
         /// Why.
         not_run: String,
@@ -175,18 +190,23 @@ fn outcome<'a>(
         }
     };
     let by_layer = heads.chunks(capture.n_kv_heads);
-    Outcome::Measured {
-        figures: Sums::total(&heads).figures(),
-        layers: capture
-            .layers
-            .iter()
-            .zip(by_layer)
-            .map(|(layer, heads)| LayerFigures {
-                layer: layer.index,
-                figures: Sums::total(heads).figures(),
-            })
-            .collect(),
+    let layers = capture.layers.iter().zip(by_layer);
+    let layers: Vec<LayerFigures> = layers
+        .map(|(layer, heads)| LayerFigures {
+            layer: layer.index,
+            figures: Sums::total(heads).figures(),
+        })
+        .collect();
+    if let Some(l) = layers.iter().find(|l| !l.figures.are_finite()) {
+        let not_run = format!("layer {}: its scores are not finite", l.layer);
+        return Outcome::NotRun { not_run };
     }
+    let figures = Sums::total(&heads).figures();
+    if !figures.are_finite() {
+        let not_run = "the sums over all layers are not finite".into();
+        return Outcome::NotRun { not_run };
+    }
+    Outcome::Measured { figures, layers }
 }
 
 /// One kv head of one layer, with the query heads that belong to it.

@@ -114,7 +114,8 @@ impl Tree {
         let mut files = BTreeMap::new();
         // Refuses an own folder that is a link out of the tree.
         let folder = self.locate(OWN_DIR)?;
-        if folder.is_dir() {
+        // Where a file is in its place, the listing says so.
+        if folder.exists() {
             self.walk(&folder, &mut |path, file| {
                 files.insert(
                     path,

@@ -10,6 +10,9 @@ pub(crate) const GGML_H: &str = "ggml/include/ggml.h";
 
 const COUNT: &str = "GGML_TYPE_COUNT";
 
+/// No tree has more types; a number above it would only wrap where ids are added.
+const MOST: u32 = 1 << 16;
+
 /// Which ggml type id each format takes in one tree: the ids from the tree's
 /// own `GGML_TYPE_COUNT` on, in the order of the formats. Ids below it are
 /// never taken, even where one is unused: old files may still mean something
@@ -94,6 +97,12 @@ impl TypeIds {
             };
             if name != COUNT {
                 highest = highest.max(value);
+            } else if value > MOST {
+                return Err(unreadable(
+                    n,
+                    &format!("{COUNT} of at most {MOST}"),
+                    &value.to_string(),
+                ));
             } else if value > highest {
                 return Ok(TypeIds::starting_at(value));
             } else {
@@ -153,6 +162,10 @@ mod tests {
                 .unwrap_err()
                 .contains("7 being one")
         );
+        for wraps in [65537, u32::MAX] {
+            let e = read(&format!("GGML_TYPE_F32 = 0,\nGGML_TYPE_COUNT = {wraps},")).unwrap_err();
+            assert!(e.contains(&format!("at most 65536, found {wraps}")), "{e}");
+        }
         assert!(
             read("GGML_TYPE_F32 = 0,")
                 .unwrap_err()

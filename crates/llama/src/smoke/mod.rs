@@ -192,6 +192,9 @@ pub fn smoke(
     options: &SmokeOptions,
     done: &mut dyn FnMut(&Group),
 ) -> Result<Smoke, SmokeError> {
+    // A wrong model is told before the evidence of an earlier run is given up.
+    let layers = options.models.iter().map(|model| model::layers(model));
+    let layers = layers.collect::<Result<Vec<_>, _>>()?;
     let build_dir = options
         .build_dir
         .clone()
@@ -237,10 +240,12 @@ pub fn smoke(
             finish(group(tally));
         }
     }
-    for (model, program) in options.models.iter().zip(program.iter().cycle()) {
+    let models = options.models.iter().zip(&layers);
+    for ((model, layers), program) in models.zip(program.iter().cycle()) {
         let generation = model::Generation {
             program,
             model,
+            layers,
             threads: machine.threads[1],
             isa: &isa,
             hooks: &status.hooks,

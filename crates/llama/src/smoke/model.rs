@@ -37,6 +37,8 @@ pub(crate) struct Generation<'a> {
     /// `llama-completion`.
     pub program: &'a Path,
     pub model: &'a Path,
+    /// What [`layers`] read of it.
+    pub layers: &'a [Layer],
     pub threads: usize,
     pub isa: &'a str,
     pub hooks: &'a [HookStatus],
@@ -56,15 +58,8 @@ impl Generation<'_> {
         wants: impl Fn(&FormatSpec) -> bool,
         done: &mut dyn FnMut(Tally<'_>),
     ) -> Result<(), SmokeError> {
-        let model = |cause| SmokeError::Model {
-            path: self.model.into(),
-            cause,
-        };
-        let layers = Header::open(self.model)
-            .and_then(|h| h.layers())
-            .map_err(model)?;
         for format in cache_formats().filter(|f| wants(f)) {
-            if let Some(reason) = misfit(format, &layers) {
+            if let Some(reason) = misfit(format, self.layers) {
                 for operation in [Operation::SetRows, Operation::FlashAttn] {
                     let mut tally = self.tally(format, operation);
                     tally.not_run(&reason);
@@ -72,7 +67,7 @@ impl Generation<'_> {
                 }
                 continue;
             }
-            for tally in self.format(format, &layers)? {
+            for tally in self.format(format, self.layers)? {
                 done(tally);
             }
         }
@@ -298,6 +293,15 @@ fn misfit(format: &FormatSpec, layers: &[Layer]) -> Option<String> {
 fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().filter(|l| !l.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(4)..].join(" | ")
+}
+
+/// The layers of a model that a generation will go through.
+pub(crate) fn layers(model: &Path) -> Result<Vec<Layer>, SmokeError> {
+    let layers = Header::open(model).and_then(|header| header.layers());
+    layers.map_err(|cause| SmokeError::Model {
+        path: model.into(),
+        cause,
+    })
 }
 
 /// The program of a build that generates text.
