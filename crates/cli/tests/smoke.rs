@@ -175,7 +175,7 @@ const DEFECTS: [Defect; 9] = [
         file: "ggml/src/ggml-cpu/ggml-cpu.c",
         change: |text| without_hook(&text, "cpu-work-size"),
         said: &[
-            "failed: FLASH_ATTN_EXT on tbq3_0",
+            "failed: ATTN_SCORE_TBQ on tbq3_0",
             "cpu-work-size (ggml/src/ggml-cpu/ggml-cpu.c, ",
         ],
     },
