@@ -1,12 +1,15 @@
 //! `kvforge doctor` on machines and trees that this test makes.
 #![cfg(unix)]
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use common::hollow_tree;
 use kvforge_cpu::Isa;
 use serde_json::Value;
 
@@ -60,23 +63,6 @@ impl Machine {
         let err = String::from_utf8_lossy(&done.stderr);
         (done.status.code().unwrap(), format!("{out}{err}"))
     }
-}
-
-/// A folder that passes for a llama.cpp tree and has no place for any hook.
-fn hollow_tree() -> tempfile::TempDir {
-    let tree = tempfile::tempdir().unwrap();
-    let version =
-        "set(GGML_VERSION_MAJOR 0)\nset(GGML_VERSION_MINOR 1)\nset(GGML_VERSION_PATCH 2)\n";
-    for (path, text) in [
-        ("include/llama.h", ""),
-        ("ggml/CMakeLists.txt", version),
-        ("ggml/include/ggml.h", ""),
-    ] {
-        let path = tree.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    }
-    tree
 }
 
 #[test]

@@ -2,10 +2,13 @@
 //! that it notices when a route or a kernel is broken.
 #![cfg(unix)]
 
+mod common;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use common::hollow_tree;
 use kvforge_evidence::{Evidence, FILE_NAME};
 use kvforge_formats::cache_formats;
 
@@ -20,23 +23,6 @@ fn smoke(tree: &Path, more: &[&str]) -> (i32, String) {
     let out = String::from_utf8_lossy(&done.stdout);
     let err = String::from_utf8_lossy(&done.stderr);
     (done.status.code().unwrap(), format!("{out}{err}"))
-}
-
-/// A folder that passes for a llama.cpp tree.
-fn hollow_tree() -> tempfile::TempDir {
-    let tree = tempfile::tempdir().unwrap();
-    let version =
-        "set(GGML_VERSION_MAJOR 0)\nset(GGML_VERSION_MINOR 1)\nset(GGML_VERSION_PATCH 2)\n";
-    for (path, text) in [
-        ("include/llama.h", ""),
-        ("ggml/CMakeLists.txt", version),
-        ("ggml/include/ggml.h", ""),
-    ] {
-        let path = tree.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    }
-    tree
 }
 
 #[test]
