@@ -6,9 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Our crates, by the folder they get under `rust/`.
-const CRATES: [(&str, &str); 4] = [
+const CRATES: [(&str, &str); 5] = [
     ("formats", "formats"),
     ("cpu", "cpu"),
+    ("calibration", "calibration"),
     ("capi", "capi"),
     ("link", "capi/link"),
 ];

@@ -32,9 +32,27 @@
 // The scratch memory is too small or not 64-byte aligned.
 #define KVF_SCRATCH 7
 
+// The bytes are no calibration file.
+#define KVF_NOT_CALIBRATION 8
+
+// The calibration file is of a version that this library does not read.
+#define KVF_CALIBRATION_VERSION 9
+
+// The calibration file's hash does not fit its content.
+#define KVF_CALIBRATION_DAMAGED 10
+
+// The calibration file says what cannot be.
+#define KVF_CALIBRATION_MALFORMED 11
+
+// RoPE does something else at position 1 than to turn pairs of channels.
+#define KVF_NOT_TURNS 12
+
+// RoPE turns other pairs of channels than when the layer was calibrated.
+#define KVF_OTHER_TURNS 13
+
 // Version of `kvf_api`'s table and of every struct here. A host asks for the
 // version of the header that it was built with, and gets that one or none.
-#define KVF_API_VERSION 2
+#define KVF_API_VERSION 3
 
 // fp32. A compressed format is its own number, see `kvf_format_info`.
 #define KVF_F32 4096
@@ -168,6 +186,34 @@ struct kvf_attention {
   uint32_t isa;
   // Slot that the work is counted under.
   uint32_t slot;
+};
+
+// What a calibration file is about.
+struct kvf_calibration {
+  // Version of the file.
+  uint32_t version;
+  // Layers that it holds, at least 1.
+  uint32_t n_layers;
+  // Identity of the model.
+  uint64_t model;
+  // Hash of the content: two files with the same one give the same centres.
+  uint64_t hash;
+  // Tokens that the means were taken over.
+  uint64_t n_tokens;
+  // Name of the model; NUL-terminated, and cut where it is too long for that.
+  char name[64];
+};
+
+// A layer of a calibration file.
+struct kvf_calibrated_layer {
+  // Its number in the model.
+  uint32_t layer;
+  // Heads of keys and values.
+  uint32_t n_head_kv;
+  // Values of a key.
+  uint32_t head_dim;
+  // 1 if RoPE turns its keys, else 0.
+  uint32_t has_rope;
 };
 
 // One counter that is not zero.
@@ -356,6 +402,20 @@ struct kvf_api {
   uint64_t (*counter)(uint32_t type, uint32_t op, uint32_t isa, uint32_t slot);
   // See `kvf_counter_next`.
   int32_t (*counter_next)(size_t *cursor, struct kvf_count *out);
+  // See `kvf_calibration_read`.
+  int32_t (*calibration_read)(const void *bytes, size_t n, struct kvf_calibration *out);
+  // See `kvf_calibration_layer`.
+  int32_t (*calibration_layer)(const void *bytes,
+                               size_t n,
+                               uint32_t index,
+                               struct kvf_calibrated_layer *out);
+  // See `kvf_static_centre`.
+  int32_t (*static_centre)(const void *bytes,
+                           size_t n,
+                           uint32_t index,
+                           const float *step,
+                           uint64_t n_positions,
+                           float *centre);
 };
 
 #ifdef __cplusplus
@@ -434,6 +494,43 @@ int32_t kvf_attend_merge(const struct kvf_attention *a,
                          const float *partials,
                          size_t n_partials,
                          size_t partial_stride_floats);
+
+// Checks a calibration file, all of it, and says what it is about. The bytes may
+// lie at any address.
+//
+// Safety:
+// `bytes` is null, or readable for `n` bytes that nobody writes meanwhile; `out`
+// is null or writable.
+int32_t kvf_calibration_read(const void *bytes, size_t n, struct kvf_calibration *out);
+
+// Tells the shape of layer number `index` of the file, counted from 0, which is
+// not its number in the model. `KVF_BAD_SHAPE` past the last one.
+//
+// Safety:
+// As `kvf_calibration_read`.
+int32_t kvf_calibration_layer(const void *bytes,
+                              size_t n,
+                              uint32_t index,
+                              struct kvf_calibrated_layer *out);
+
+// Computes the static centre of layer number `index` of the file,
+// `[n_head_kv, head_dim]`: the mean key of a context of `n_positions`, at least 1.
+//
+// `step` is `[head_dim, head_dim]`, row `i` the image of unit vector `i` under the
+// graph's RoPE at position 1, the graph that the centre is for; null if it has no
+// RoPE. `KVF_NOT_TURNS` if it is no turning of pairs of channels,
+// `KVF_OTHER_TURNS` if it pairs other channels than the calibrated one did. The
+// angles may differ, as those of a stretched context do. Writes only on `KVF_OK`.
+//
+// Safety:
+// As `kvf_calibration_read`; `step` is null, or readable for its values; `centre`
+// is null, or writable for its values and used by nobody else meanwhile.
+int32_t kvf_static_centre(const void *bytes,
+                          size_t n,
+                          uint32_t index,
+                          const float *step,
+                          uint64_t n_positions,
+                          float *centre);
 
 // Encodes `n_values` values, a multiple of the block length, into their blocks, as
 // the public encoder of the format does, byte for byte. The same bytes on every

@@ -14,6 +14,7 @@
 extern crate std;
 
 mod attention;
+mod calibration;
 mod codec;
 mod counters;
 mod info;
@@ -24,6 +25,7 @@ mod table;
 mod types;
 
 pub use attention::*;
+pub use calibration::*;
 pub use codec::*;
 pub use counters::*;
 pub use info::*;

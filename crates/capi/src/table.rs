@@ -8,7 +8,7 @@ use crate::*;
 
 /// Version of `kvf_api`'s table and of every struct here. A host asks for the
 /// version of the header that it was built with, and gets that one or none.
-pub const KVF_API_VERSION: u32 = 2;
+pub const KVF_API_VERSION: u32 = 3;
 
 /// Every function of this library under its own name.
 #[repr(C)]
@@ -116,6 +116,25 @@ pub struct kvf_api {
     pub counter: extern "C" fn(r#type: u32, op: u32, isa: u32, slot: u32) -> u64,
     /// See `kvf_counter_next`.
     pub counter_next: unsafe extern "C" fn(cursor: *mut usize, out: *mut kvf_count) -> i32,
+    /// See `kvf_calibration_read`.
+    pub calibration_read:
+        unsafe extern "C" fn(bytes: *const c_void, n: usize, out: *mut kvf_calibration) -> i32,
+    /// See `kvf_calibration_layer`.
+    pub calibration_layer: unsafe extern "C" fn(
+        bytes: *const c_void,
+        n: usize,
+        index: u32,
+        out: *mut kvf_calibrated_layer,
+    ) -> i32,
+    /// See `kvf_static_centre`.
+    pub static_centre: unsafe extern "C" fn(
+        bytes: *const c_void,
+        n: usize,
+        index: u32,
+        step: *const f32,
+        n_positions: u64,
+        centre: *mut f32,
+    ) -> i32,
 }
 
 static API: kvf_api = kvf_api {
@@ -141,6 +160,9 @@ static API: kvf_api = kvf_api {
     counters_reset: kvf_counters_reset,
     counter: kvf_counter,
     counter_next: kvf_counter_next,
+    calibration_read: kvf_calibration_read,
+    calibration_layer: kvf_calibration_layer,
+    static_centre: kvf_static_centre,
 };
 
 /// The table of `version`; null if this library has no such version. Static.

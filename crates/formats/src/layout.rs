@@ -1,4 +1,4 @@
-use crate::{Code, FormatSpec, Packing, Rotation, Transform};
+use crate::{Code, Fnv, FormatSpec, Packing, Rotation, Transform};
 
 impl FormatSpec {
     /// A number that is the same for the same meaning of bytes: 64-bit FNV-1a over
@@ -8,17 +8,16 @@ impl FormatSpec {
     ///
     /// It goes over every entry of the codebook: work for the compiler.
     pub const fn layout_hash(&self) -> u64 {
-        let hash = Fnv(0xcbf2_9ce4_8422_2325)
-            .add(self.block_len as u128)
-            .add(self.block_bytes as u128);
+        let hash = add(Fnv::new(), self.block_len as u128);
+        let hash = add(hash, self.block_bytes as u128);
         let hash = match self.transform {
             Transform::Rotation(Rotation::SignedHadamard32 { negative }) => {
-                hash.add(1).add(negative as u128)
+                add(add(hash, 1), negative as u128)
             }
             Transform::Rotation(Rotation::SignedHadamard128 { before, after }) => {
-                hash.add(2).add(before).add(after)
+                add(add(add(hash, 2), before), after)
             }
-            Transform::Sketch => hash.add(3),
+            Transform::Sketch => add(hash, 3),
         };
         let hash = match &self.code {
             Code::Scalar {
@@ -26,41 +25,32 @@ impl FormatSpec {
                 packing,
                 codebook,
                 unit,
-            } => hash
-                .add(match packing {
+            } => {
+                let packing = match packing {
                     Packing::Stream => 1,
                     Packing::SplitNibbles => 2,
                     Packing::SplitPlanes => 3,
-                })
-                .add(*bits as u128)
-                .values(codebook)
-                .values(&[*unit]),
-            Code::Trellis { codebook } => hash.add(4).values(*codebook),
-            Code::Signs { unit } => hash.add(5).values(&[*unit]),
+                };
+                let hash = add(add(hash, packing), *bits as u128);
+                values(values(hash, codebook), &[*unit])
+            }
+            Code::Trellis { codebook } => values(add(hash, 4), *codebook),
+            Code::Signs { unit } => values(add(hash, 5), &[*unit]),
         };
-        hash.0
+        hash.finish()
     }
 }
 
-struct Fnv(u64);
+/// A number, as 128 bits.
+const fn add(hash: Fnv, value: u128) -> Fnv {
+    hash.bytes(&value.to_le_bytes())
+}
 
-impl Fnv {
-    const fn add(self, value: u128) -> Fnv {
-        let bytes = value.to_le_bytes();
-        let (mut hash, mut i) = (self.0, 0);
-        while i < bytes.len() {
-            hash = (hash ^ bytes[i] as u64).wrapping_mul(0x0000_0100_0000_01b3);
-            i += 1;
-        }
-        Fnv(hash)
+const fn values(hash: Fnv, values: &[f32]) -> Fnv {
+    let (mut hash, mut i) = (hash, 0);
+    while i < values.len() {
+        hash = add(hash, values[i].to_bits() as u128);
+        i += 1;
     }
-
-    const fn values(self, values: &[f32]) -> Fnv {
-        let (mut hash, mut i) = (self, 0);
-        while i < values.len() {
-            hash = hash.add(values[i].to_bits() as u128);
-            i += 1;
-        }
-        hash
-    }
+    hash
 }

@@ -18,6 +18,7 @@ extern crate std;
 
 mod error;
 mod float;
+mod fnv;
 mod layout;
 #[cfg(any(test, feature = "oracle"))]
 pub mod oracle;
@@ -39,6 +40,7 @@ mod wht128;
 
 pub use error::CodecError;
 pub use float::{f16_to_f32, f32_to_f16, sqrt_f32, sqrt_f64};
+pub use fnv::Fnv;
 pub use packing::Packing;
 pub use projection::{COLUMN_SQUARES, PROJECTION, PROJECTION_TRANSPOSED};
 pub use rotation::Rotation;

@@ -33,7 +33,7 @@ function(kvforge_build_object out)
     # each crate sees the ones before it
     set(externs "")
     set(rlibs "")
-    foreach (crate formats cpu capi)
+    foreach (crate formats calibration cpu capi)
         file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${KVFORGE_DIR}/rust/${crate}/src/*)
         set(rlib ${lib_dir}/libkvforge_${crate}.rlib)
         add_custom_command(
