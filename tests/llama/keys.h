@@ -5,7 +5,7 @@
 #include "state_files.h"
 
 // A copy of the state of sequence 0.
-static struct bytes sequence_state(struct llama_context * ctx) {
+static inline struct bytes sequence_state(struct llama_context * ctx) {
     struct bytes state = { NULL, llama_state_seq_get_size(ctx, 0) };
     state.at = malloc(state.n);
     if (llama_state_seq_get_data(ctx, state.at, state.n, 0) != state.n) {
@@ -16,7 +16,7 @@ static struct bytes sequence_state(struct llama_context * ctx) {
 
 // The prompt's rows (but for its last token's) of the tensor behind the tag at
 // `tag`, decoded: `*n` values.
-static float * rows_of(struct bytes state, size_t tag, const struct subject * subject, size_t * n) {
+static inline float * rows_of(struct bytes state, size_t tag, const struct subject * subject, size_t * n) {
     const size_t at = tag + sizeof(ggml_kvforge_state_tag);
     const size_t rows = subject->n_prompt - 1;
     uint64_t row = 0;
@@ -34,7 +34,7 @@ static float * rows_of(struct bytes state, size_t tag, const struct subject * su
 }
 
 // |a - b|^2 / |b|^2
-static double relative_error(const float * a, const float * b, size_t n) {
+static inline double relative_error(const float * a, const float * b, size_t n) {
     double error = 0, square = 0;
     for (size_t i = 0; i < n; i++) {
         error += ((double) a[i] - b[i]) * ((double) a[i] - b[i]);
@@ -46,7 +46,7 @@ static double relative_error(const float * a, const float * b, size_t n) {
 // Keys evaluated `by` positions further on and shifted back are the keys that are
 // evaluated where they belong, but for what coding costs; and those that nobody
 // shifts are far from them. Seen in the tensor in which the latter is most so.
-static void shifted_keys(const struct subject * subject, int by) {
+static inline void shifted_keys(const struct subject * subject, int by) {
     if (!ggml_kvforge_is(subject->type_k)) {
         printf("not run: shifted keys as numbers: %s is not ours\n", ggml_type_name(subject->type_k));
         return;

@@ -3,6 +3,7 @@
 
 #include "check.h"
 #include "llama.h"
+#include "llama-kvforge.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -58,10 +59,16 @@ static inline struct llama_context_params settings(const struct subject * subjec
     return params;
 }
 
+// Set for runs whose keys are centred: every context then begins with it.
+static const char * calibration;
+
 static inline struct llama_context * open_with(const struct subject * subject, struct llama_context_params params) {
     struct llama_context * ctx = llama_init_from_model(subject->model, params);
     if (!ctx) {
         give_up("no context with these types of cache");
+    }
+    if (calibration && !llama_kvforge_set_calibration(ctx, calibration)) {
+        give_up("the calibration does not fit the model");
     }
     return ctx;
 }

@@ -2,7 +2,8 @@
 // reused, positions shifted. Greedy text must be what an undisturbed run gives,
 // and a state that is not this cache's must be refused and leave nothing.
 //
-// Usage: sessions MODEL TYPE_K TYPE_V FOLDER [coarse]   FOLDER: for saved states
+// Usage: sessions MODEL TYPE_K TYPE_V FOLDER [coarse] [CALIBRATION]
+// FOLDER: for saved states; CALIBRATION: keys are centred throughout
 
 #include "keys.h"
 #include "run.h"
@@ -211,9 +212,10 @@ static void sliding_window(const struct subject * given, const char * path, cons
 }
 
 int main(int argc, char ** argv) {
-    coarse = argc == 6 && strcmp(argv[5], "coarse") == 0;
-    if (argc != 5 && !coarse) {
-        fprintf(stderr, "usage: sessions MODEL TYPE_K TYPE_V FOLDER [coarse]\n");
+    coarse = argc > 5 && strcmp(argv[5], "coarse") == 0;
+    calibration = argc == 6 + coarse ? argv[5 + coarse] : NULL;
+    if (argc != 5 + coarse + (calibration != NULL)) {
+        fprintf(stderr, "usage: sessions MODEL TYPE_K TYPE_V FOLDER [coarse] [CALIBRATION]\n");
         return 2;
     }
     llama_log_set(keep_errors, NULL);

@@ -14,7 +14,7 @@ struct bytes {
 // What libllama said of errors since this was last emptied.
 static char errors[1 << 14];
 
-static void keep_errors(enum ggml_log_level level, const char * text, void * unused) {
+static inline void keep_errors(enum ggml_log_level level, const char * text, void * unused) {
     (void) unused;
     static bool error; // a line may come in pieces
     if (level != GGML_LOG_LEVEL_CONT) {
@@ -27,13 +27,13 @@ static void keep_errors(enum ggml_log_level level, const char * text, void * unu
 }
 
 // The path is valid until the next call.
-static const char * state_path(const char * folder, const char * name) {
+static inline const char * state_path(const char * folder, const char * name) {
     static char path[4096];
     snprintf(path, sizeof(path), "%s/%s.state", folder, name);
     return path;
 }
 
-static struct bytes read_bytes(const char * path) {
+static inline struct bytes read_bytes(const char * path) {
     FILE * file = fopen(path, "rb");
     if (!file || fseek(file, 0, SEEK_END) != 0) {
         give_up("a saved state cannot be read");
@@ -48,27 +48,27 @@ static struct bytes read_bytes(const char * path) {
     return bytes;
 }
 
-static void write_bytes(const char * path, const unsigned char * bytes, size_t n) {
+static inline void write_bytes(const char * path, const unsigned char * bytes, size_t n) {
     FILE * file = fopen(path, "wb");
     if (!file || fwrite(bytes, 1, n, file) != n || fclose(file) != 0) {
         give_up("a state cannot be written");
     }
 }
 
-static bool load_whole(struct llama_context * ctx, const char * path) {
+static inline bool load_whole(struct llama_context * ctx, const char * path) {
     static llama_token tokens[CELLS];
     size_t n = 0;
     return llama_state_load_file(ctx, path, tokens, CELLS, &n);
 }
 
-static bool load_sequence(struct llama_context * ctx, const char * path, llama_seq_id seq) {
+static inline bool load_sequence(struct llama_context * ctx, const char * path, llama_seq_id seq) {
     static llama_token tokens[CELLS];
     size_t n = 0;
     return llama_state_seq_load_file(ctx, path, seq, tokens, CELLS, &n) > 0;
 }
 
 // Saves the prompt's state into two files: of the whole cache, and of its sequence.
-static void save(const struct subject * subject, const char * folder) {
+static inline void save(const struct subject * subject, const char * folder) {
     struct llama_context * ctx = open_for(subject, 2);
     feed_prompt(ctx, subject, 0, 0);
     expect(llama_state_save_file(ctx, state_path(folder, "whole"), subject->prompt, subject->n_prompt), "the whole state is saved");
@@ -77,7 +77,7 @@ static void save(const struct subject * subject, const char * folder) {
     llama_free(ctx);
 }
 
-static void saved_and_loaded(const struct subject * subject, const struct run * expected, const char * folder) {
+static inline void saved_and_loaded(const struct subject * subject, const struct run * expected, const char * folder) {
     save(subject, folder);
 
     struct llama_context * ctx = open_for(subject, 2);
@@ -113,7 +113,7 @@ static void saved_and_loaded(const struct subject * subject, const struct run * 
 // --- refusals -----------------------------------------------------------------
 
 // Where the tag of a type next stands in a state, from `from` on; its end if nowhere.
-static size_t find_tag(struct bytes state, enum ggml_type type, size_t from) {
+static inline size_t find_tag(struct bytes state, enum ggml_type type, size_t from) {
     const ggml_kvforge_state_tag tag = ggml_kvforge_state_tag_of(type);
     for (size_t at = from; at + sizeof(tag) <= state.n; at++) {
         if (memcmp(state.at + at, &tag, sizeof(tag)) == 0) {
@@ -124,7 +124,7 @@ static size_t find_tag(struct bytes state, enum ggml_type type, size_t from) {
 }
 
 // The same, but where it stands for the last time.
-static size_t find_last_tag(struct bytes state, enum ggml_type type) {
+static inline size_t find_last_tag(struct bytes state, enum ggml_type type) {
     size_t last = state.n;
     for (size_t at = 0; (at = find_tag(state, type, at)) < state.n; at++) {
         last = at;
@@ -134,7 +134,7 @@ static size_t find_last_tag(struct bytes state, enum ggml_type type) {
 
 // A cache that holds the prompt in sequence 0 does not take the file, whether as
 // a whole or as sequence 1, says why, and keeps nothing of it.
-static void refuse(struct llama_context * ctx, const char * path, const char * why, const char * what) {
+static inline void refuse(struct llama_context * ctx, const char * path, const char * why, const char * what) {
     llama_memory_t memory = llama_get_memory(ctx);
     const llama_pos before = llama_memory_seq_pos_max(memory, 0);
     errors[0] = '\0';
@@ -144,7 +144,7 @@ static void refuse(struct llama_context * ctx, const char * path, const char * w
         "%s leaves nothing, and the other sequence as it was", what);
 }
 
-static void refuse_whole(struct llama_context * ctx, const char * path, const char * why, const char * what) {
+static inline void refuse_whole(struct llama_context * ctx, const char * path, const char * why, const char * what) {
     errors[0] = '\0';
     expect(!load_whole(ctx, path), "whole: %s is refused", what);
     expect(strstr(errors, why) != NULL, "whole: %s is refused with the words \"%s\"", what, why);
@@ -152,7 +152,7 @@ static void refuse_whole(struct llama_context * ctx, const char * path, const ch
 }
 
 // The state in `path` with one byte of its tags changed at a time, or cut short.
-static void refuse_changed(
+static inline void refuse_changed(
         const struct subject * subject, struct llama_context * ctx, const char * folder, const char * name,
         void (*refuse)(struct llama_context *, const char *, const char *, const char *)) {
     struct bytes state = read_bytes(state_path(folder, name));
@@ -189,7 +189,7 @@ static void refuse_changed(
     free(state.at);
 }
 
-static void refused_states(const struct subject * subject, const struct run * expected, const char * folder) {
+static inline void refused_states(const struct subject * subject, const struct run * expected, const char * folder) {
     struct llama_context * ctx = open_for(subject, 2);
     feed_prompt(ctx, subject, 0, 0);
     refuse_changed(subject, ctx, folder, "sequence", refuse);

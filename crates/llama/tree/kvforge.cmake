@@ -12,7 +12,8 @@
 #   -DKVFORGE_OBJECT=file   a prebuilt object, for machines without rustc
 #   -DKVFORGE_RUST_TARGET=t the rustc target when cross-compiling
 
-set(KVFORGE_DIR ${CMAKE_CURRENT_LIST_DIR})
+# in the cache, because src/ calls a function of this file as well
+set(KVFORGE_DIR ${CMAKE_CURRENT_LIST_DIR} CACHE INTERNAL "kvforge: its folder in this tree")
 set(KVFORGE_OBJECT "" CACHE FILEPATH "kvforge: prebuilt kernel object (empty: compile it with rustc)")
 set(KVFORGE_RUST_TARGET "" CACHE STRING "kvforge: rustc target triple (empty: the host)")
 
@@ -87,4 +88,18 @@ function(kvforge_add_to_cpu target)
         ${KVFORGE_DIR}/ggml-kvforge-cpu.cpp
         ${KVFORGE_DIR}/ggml-kvforge-score.cpp
         ${KVFORGE_DIR}/ggml-kvforge-work.h)
+endfunction()
+
+# puts what llama.h gains into libllama, and beside it the program that looks at a
+# model's keys
+function(kvforge_add_to_llama target)
+    set(sources ${KVFORGE_DIR}/llama-kvforge-centre.cpp ${KVFORGE_DIR}/llama-kvforge-keys.cpp)
+    target_sources(${target} PRIVATE ${sources} ${KVFORGE_DIR}/llama-kvforge.h)
+    set_source_files_properties(${sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    if (LLAMA_BUILD_TOOLS)
+        add_executable(llama-kvforge-probe ${KVFORGE_DIR}/llama-kvforge-probe.cpp)
+        target_include_directories(llama-kvforge-probe PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+        target_link_libraries(llama-kvforge-probe PRIVATE ${target})
+        target_compile_features(llama-kvforge-probe PRIVATE cxx_std_17)
+    endif()
 endfunction()

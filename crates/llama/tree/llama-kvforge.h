@@ -1,0 +1,34 @@
+// What kvforge adds to llama.h.
+#pragma once
+
+#include "llama.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Centres the keys of a context: from now on its cache holds each key minus a
+// constant of its layer and head, which the softmax does not see and the code
+// of the cache type is spared. `path` is a file of `kvforge calibrate`, made for
+// this model (in whatever weight type). Any type of K cache will do; the constant
+// is the average, over the positions that a sequence of this context can have, of
+// the calibrated mean key after RoPE.
+//
+// The cache must be empty. Returns false, says why in the log and changes nothing
+// if it is not, or if the file does not fit, or if the model's attention would
+// see the constant (capped scores, sinks), or keeps something other than keys.
+//
+// A state that is saved then carries the constants. A cache that is empty takes
+// over those of a state it loads; one that is not refuses a state with others.
+LLAMA_API bool llama_kvforge_set_calibration(struct llama_context * ctx, const char * path);
+
+// Identifies the constants in use; 0 if keys are stored as they are.
+LLAMA_API uint64_t llama_kvforge_centre_id(const struct llama_context * ctx);
+
+// Identifies a model by what a change of its weight type leaves alone: shapes,
+// norms and biases.
+LLAMA_API uint64_t llama_kvforge_model_id(const struct llama_model * model);
+
+#ifdef __cplusplus
+}
+#endif
