@@ -34,7 +34,8 @@ pub struct Args {
     #[arg(long, short, value_name = "KVCAL")]
     output: Option<PathBuf>,
     /// Print what is in such a file instead
-    #[arg(long, value_name = "KVCAL", exclusive = true)]
+    #[arg(long, value_name = "KVCAL",
+          conflicts_with_all = ["tree", "model", "text", "build_dir", "tokens", "output"])]
     show: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
