@@ -5,6 +5,7 @@ use std::vec::Vec;
 
 use kvforge_formats::Fnv;
 
+use crate::centre::mean_turn;
 use crate::layout::{HEADER_BYTES, PREFIX_BYTES};
 use crate::*;
 
@@ -53,6 +54,15 @@ fn pairs_are_found_whatever_their_order_and_speed() {
     }
     let m = matrix(16, &halves(16, 8), &[0.0; 8], 1.0);
     assert_eq!(Step::new(&m, 16).unwrap().pairs().count(), 0);
+    // Three channels of which the middle one goes with the faster: none is in two pairs.
+    let mut m = matrix(3, &[], &[], 1.0);
+    (m[1], m[3], m[5], m[7]) = (1e-8, -1e-8, 2e-8, -2e-8);
+    let found: Vec<_> = Step::new(&m, 3)
+        .unwrap()
+        .pairs()
+        .map(|p| (p.a, p.b))
+        .collect();
+    assert_eq!(found, [(1, 2)]);
 }
 
 #[test]
