@@ -5,7 +5,7 @@ use crate::{Error, Layer, Pair};
 ///
 /// # Errors
 /// [`Error::NoPositions`] if `n` is 0.
-pub fn mean_turn(z: [f64; 2], n: u64) -> Result<[f64; 2], Error> {
+pub(crate) fn mean_turn(z: [f64; 2], n: u64) -> Result<[f64; 2], Error> {
     if n == 0 {
         return Err(Error::NoPositions);
     }
@@ -73,10 +73,7 @@ pub fn static_centre(
 ///
 /// # Errors
 /// [`Error::OtherTurns`].
-pub fn same_pairing(
-    layer: &Layer<'_>,
-    turns: impl Iterator<Item = Pair> + Clone,
-) -> Result<(), Error> {
+fn same_pairing(layer: &Layer<'_>, turns: impl Iterator<Item = Pair> + Clone) -> Result<(), Error> {
     let refuse = |channel| Err(Error::OtherTurns { channel });
     if turns.clone().next().is_none() != (layer.n_pairs() == 0) {
         return refuse(0);

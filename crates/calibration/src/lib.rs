@@ -18,7 +18,7 @@ mod tests;
 mod turns;
 mod write;
 
-pub use centre::{mean_turn, same_pairing, static_centre};
+pub use centre::static_centre;
 pub use error::Error;
 pub use layout::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, NAME_BYTES, NO_ROPE, Rope, VERSION};
 pub use read::{Calibration, Layer, Numbers};

@@ -6,7 +6,7 @@ use core::mem::size_of;
 use kvforge_calibration::{Calibration, NAME_BYTES, Step, static_centre};
 
 use crate::memory::{input, output};
-use crate::status::{KVF_BAD_SHAPE, KVF_NULL, calibration_status, finish};
+use crate::status::{KVF_NULL, calibration_status, finish};
 
 /// What a calibration file is about.
 #[repr(C)]
@@ -140,9 +140,6 @@ pub unsafe extern "C" fn kvf_static_centre(
     centre: *mut f32,
 ) -> i32 {
     finish((|| {
-        if n_positions == 0 {
-            return Err(KVF_BAD_SHAPE);
-        }
         // SAFETY: by the caller's word.
         let file = unsafe { calibration(bytes, n)? };
         let layer = file.layer(index).map_err(calibration_status)?;

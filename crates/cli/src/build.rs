@@ -10,8 +10,8 @@ use crate::{Outcome, TreeArg};
 /// Build a llama.cpp tree that kvforge has been shipped into
 ///
 /// Runs cmake, with Ninja if it is there, in TREE/build-kvforge. Builds the
-/// libraries, llama-cli, llama-server, llama-completion, llama-perplexity, llama-bench
-/// and the tests of our operations, unless targets are named.
+/// libraries, llama-cli, llama-server, llama-completion, llama-perplexity, llama-bench,
+/// the probe that `calibrate` runs, and the tests of our operations, unless targets are named.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Example:

@@ -1,9 +1,12 @@
 //! `kvforge`: parses and prints; the work is in the libraries.
 
 mod build;
+mod calibrate;
+mod capture;
 mod contract;
 mod doctor;
 mod formats;
+mod probe;
 mod quality;
 mod rows;
 mod say;
@@ -43,6 +46,8 @@ enum Verb {
     Encode(rows::Encode),
     Decode(rows::Decode),
     Score(rows::Score),
+    Calibrate(calibrate::Args),
+    Capture(capture::Args),
     Quality(quality::Args),
     Verify(verify::Args),
 }
@@ -72,6 +77,8 @@ fn main() -> ExitCode {
         Verb::Encode(args) => rows::encode(args),
         Verb::Decode(args) => rows::decode(args),
         Verb::Score(args) => rows::score(args),
+        Verb::Calibrate(args) => calibrate::run(args),
+        Verb::Capture(args) => capture::run(args),
         Verb::Quality(args) => quality::run(args),
         Verb::Verify(args) => verify::run(args),
     };

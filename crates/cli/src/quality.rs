@@ -5,6 +5,7 @@ use clap::ValueEnum;
 use kvforge::capture::Capture;
 use kvforge::quality::{self, Entry, Figures, Outcome as Measured};
 
+use crate::calibrate;
 use crate::rows::Encoder;
 use crate::say::say;
 use crate::ship::print_json;
@@ -35,6 +36,9 @@ pub struct Args {
     /// Constant to subtract from the keys of a head
     #[arg(long, value_enum, default_value_t = Center::None)]
     center: Center,
+    /// With --center file: centre of this calibration instead of the capture's own
+    #[arg(long, value_name = "KVCAL")]
+    cal: Option<PathBuf>,
     /// Which encoder of the formats
     #[arg(long, value_enum, default_value_t = Encoder::Best)]
     encoder: Encoder,
@@ -50,12 +54,19 @@ enum Center {
     /// The mean of the captured keys
     #[value(name = "self")]
     Own,
-    /// The mean over another text, from the capture
+    /// The mean over another text, from the capture or from a calibration
     File,
 }
 
 pub fn run(args: Args) -> Result<Outcome> {
-    let capture = Capture::read(&args.capture)?;
+    let mut capture = Capture::read(&args.capture)?;
+    if let Some(calibration) = &args.cal {
+        anyhow::ensure!(
+            matches!(args.center, Center::File),
+            "--cal gives the centre of --center file; say that too"
+        );
+        calibrate::centre(calibration, &mut capture)?;
+    }
     let formats: Vec<&str> = match args.formats.is_empty() {
         true => quality::names().collect(),
         false => args.formats.iter().map(String::as_str).collect(),

@@ -27,6 +27,14 @@ pub enum Error {
         /// What it holds.
         found: String,
     },
+    /// A file is no calibration that can be used.
+    #[error("{}: {cause}", path.display())]
+    Calibration {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        cause: kvforge_calibration::Error,
+    },
     /// No format or peer has this name.
     #[error("unknown format `{name}`; there are {known}")]
     UnknownFormat {

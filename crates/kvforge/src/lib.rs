@@ -5,6 +5,7 @@
 //! | [`npy`] | arrays of rows, read from and written to `.npy` files |
 //! | [`rows`] | encode, decode and score such arrays in any format |
 //! | [`capture`] | queries, keys and values captured from a model |
+//! | [`calibration`] | what the keys of a model have in common, and the centres that follow |
 //! | [`peers`] | the cache types that llama.cpp has, to compare with |
 //! | [`quality`] | what each format does to captured attention |
 //! | [`fixture`] | the public test files, read and checked |
@@ -26,6 +27,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod calibration;
 pub mod capture;
 mod error;
 mod file;

@@ -21,15 +21,16 @@ const FLAGS: [&str; 8] = [
 ];
 
 /// What is built if nothing is asked for: the libraries, the programs that people
-/// talk to, the tools that smoke and measurements use, and the tree's tests of our
+/// talk to, the tools that smoke, calibration and measurements use, and the tree's tests of our
 /// operations. Everything would be several times as much.
-pub const TARGETS: [&str; 8] = [
+pub const TARGETS: [&str; 9] = [
     "ggml",
     "llama-completion",
     "llama-cli",
     "llama-server",
     "llama-perplexity",
     "llama-bench",
+    "llama-kvforge-probe",
     "test-quantize-fns",
     "test-backend-ops",
 ];

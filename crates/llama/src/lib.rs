@@ -15,6 +15,7 @@ pub mod doctor;
 mod error;
 pub mod gguf;
 pub mod patch;
+pub mod probe;
 mod ship;
 pub mod smoke;
 mod status;

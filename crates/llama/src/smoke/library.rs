@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use super::SmokeError;
 
 /// Folders of a build folder where CMake's generators put libraries and programs.
-const FOLDERS: [&str; 4] = ["bin", "bin/Release", "lib", "."];
+pub(crate) const FOLDERS: [&str; 4] = ["bin", "bin/Release", "lib", "."];
 
 /// Shared libraries of a build.
 #[derive(Debug)]

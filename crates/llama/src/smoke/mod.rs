@@ -29,7 +29,7 @@ use kvforge_formats::{FormatSpec, cache_formats};
 use crate::gguf::GgufError;
 use crate::{HookState, OWN_DIR, Payload, Status, Tree, status};
 use ggml::{Ggml, LoadError};
-pub(crate) use library::{Built, made_from};
+pub(crate) use library::{Built, FOLDERS, made_from};
 use machine::Machine;
 use routes::Operation;
 use tally::Tally;

@@ -11,6 +11,8 @@
 //! and `q_positions`, such as `512,516,...,1020`; a remark in brackets or after a
 //! semicolon may follow. Query head `h` belongs to kv head `h / (n_heads / n_kv_heads)`.
 
+mod write;
+
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
@@ -18,6 +20,7 @@ use kvforge_formats::f16_to_f32;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::{Error, file};
+pub use write::{Builder, Part};
 
 /// A captured model.
 #[derive(Clone, Debug)]
