@@ -3,6 +3,7 @@
 mod build;
 mod contract;
 mod doctor;
+mod eval;
 mod formats;
 mod quality;
 mod rows;
@@ -44,6 +45,7 @@ enum Verb {
     Decode(rows::Decode),
     Score(rows::Score),
     Quality(quality::Args),
+    Eval(eval::Args),
     Verify(verify::Args),
 }
 
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         Verb::Decode(args) => rows::decode(args),
         Verb::Score(args) => rows::score(args),
         Verb::Quality(args) => quality::run(args),
+        Verb::Eval(args) => eval::run(args),
         Verb::Verify(args) => verify::run(args),
     };
     match result {
