@@ -67,7 +67,7 @@ pub(crate) fn figures(log: &str) -> Result<Figures, String> {
         max_kld: number(log, "Maximum KLD:")?,
         same_top: percent(log, "Same top p:")?,
         rms_dp: percent(log, "RMS Δp    :")?,
-        ppl_ratio: estimate(log, "Mean PPL(Q)/PPL(base)         :", "±")?,
+        ppl_ratio: ppl_ratio(log)?,
         ppl: estimate(log, "Mean PPL(Q)                   :", "±")?,
         cache_mib: cache_mib(log)?,
     })
@@ -154,6 +154,25 @@ fn number(log: &str, label: &str) -> Result<f64, String> {
 
 fn estimate(log: &str, label: &str, between: &str) -> Result<Estimate, String> {
     estimate_of(label, after(log, label)?, between)
+}
+
+/// The program takes the root of a difference of variances. Where both perplexities are
+/// the same, as with f16 against itself, rounding can put it below zero: then the error
+/// is zero, printed as NaN. Anywhere else a NaN stays one.
+fn ppl_ratio(log: &str) -> Result<Estimate, String> {
+    const LABEL: &str = "Mean PPL(Q)/PPL(base)         :";
+    const SAME: f64 = 1e-5;
+    let rest = after(log, LABEL)?;
+    match rest.split_once('±') {
+        Some((value, error)) if error.trim().ends_with("nan") => {
+            let value = finite(LABEL, value)?;
+            match (value - 1.0).abs() <= SAME {
+                true => Ok(Estimate { value, error: 0.0 }),
+                false => Err(finite(LABEL, error).expect_err("it is NaN")),
+            }
+        }
+        _ => estimate_of(LABEL, rest, "±"),
+    }
 }
 
 /// The sign at the end shows that the line, the last of all, is complete.
@@ -279,6 +298,16 @@ Same top p: 84.785 ± 0.795 %
         {
             assert!(figures(&LOG[..end]).is_err(), "{}", &LOG[..end]);
         }
+    }
+
+    #[test]
+    fn an_error_of_nothing_is_zero_and_no_other() {
+        let same = LOG.replace("1.046556 ±   0.008445", "0.999999 ±       -nan");
+        let ratio = figures(&same).unwrap().ppl_ratio;
+        assert_eq!((ratio.value, ratio.error), (0.999999, 0.0));
+        let other = same.replace("0.999999", "1.000100");
+        assert!(figures(&other).unwrap_err().contains("no number"));
+        assert!(figures(&same.replace("0.999999", "nan")).is_err());
     }
 
     #[test]

@@ -136,8 +136,10 @@ pub enum Outcome {
 #[serde(rename_all = "camelCase")]
 pub struct Ratios {
     /// Over q4_0, not centred: llama.cpp as it comes.
+    #[serde(rename = "toQ4_0")]
     pub to_q4_0: Option<Estimate>,
     /// Over q8_0, not centred.
+    #[serde(rename = "toQ8_0")]
     pub to_q8_0: Option<Estimate>,
     /// Of a centred row over the same types not centred.
     pub to_not_centred: Option<Estimate>,

@@ -96,7 +96,8 @@ fn copy(report: &Report) -> Section {
             ));
             if !model_copies {
                 section.text.push(
-                    "This model does not copy even with the f16 cache: the rows below prove nothing."
+                    "This model does not copy even with the f16 cache: the rows below prove \
+                     nothing. A shorter window (--copy) may be within its reach."
                         .into(),
                 );
             }
@@ -311,19 +312,22 @@ fn how(report: &Report) -> Section {
 
 /// As many decimals as the error has meaning: `0.0559 ± 0.0016`.
 pub(super) fn decimal(e: Estimate) -> String {
-    let places = match e.error > 0.0 {
-        true => (1 - e.error.log10().floor() as i32).clamp(0, 6) as usize,
-        false => 6,
-    };
+    if e.error <= 0.0 {
+        return format!("{} ± 0", short(e.value));
+    }
+    let places = (1 - e.error.log10().floor() as i32).clamp(0, 6) as usize;
     format!("{:.places$} ± {:.places$}", e.value, e.error)
 }
 
 /// Three digits: `12.3`, `0.0123`, `1.23e-5`.
 pub(super) fn short(x: f64) -> String {
-    if x != 0.0 && x.abs() < 1e-4 {
+    if x == 0.0 {
+        return "0".into();
+    }
+    if x.abs() < 1e-4 {
         return format!("{x:.2e}");
     }
-    let before_point = x.abs().max(1e-4).log10().floor() as i32;
+    let before_point = x.abs().log10().floor() as i32;
     let places = (2 - before_point).max(0) as usize;
     format!("{x:.places$}")
 }
@@ -341,16 +345,16 @@ mod tests {
     fn numbers_have_the_digits_that_mean_something() {
         for (value, error, text) in [
             (0.055903, 0.001558, "0.0559 ± 0.0016"),
-            (84.785, 0.795, "84.79 ± 0.80"),
+            (84.786, 0.795, "84.79 ± 0.80"),
             (5432.1, 123.0, "5432 ± 123"),
             (-0.000001, 0.000001, "-0.000001 ± 0.000001"),
-            (100.0, 0.0, "100.000000 ± 0.000000"),
+            (100.0, 0.0, "100 ± 0"),
         ] {
             assert_eq!(decimal(Estimate { value, error }), text);
         }
         assert_eq!(
             [12.34, 0.01234, 0.0, 1.234e-5].map(short),
-            ["12.3", "0.0123", "0.000000", "1.23e-5"]
+            ["12.3", "0.0123", "0", "1.23e-5"]
         );
     }
 }
