@@ -169,9 +169,8 @@ fn points(task: &Task) -> Vec<Point> {
     rows.filter_map(|row| {
         let kld = row.figures()?.mean_kld;
         (kld.value > 0.0).then(|| Point {
-            x: row.bits_per_value,
+            types: row.types.clone(),
             y: kld,
-            label: row.name(),
             ours: row.types.is_ours(),
             centred: row.centred,
         })

@@ -30,8 +30,8 @@ impl Box2 {
 /// Where a label goes.
 pub(super) struct Place {
     pub text: Box2,
-    /// End of a line that leads to it, if it is not beside its mark.
-    pub leader: Option<(f64, f64)>,
+    /// A line from the mark's edge that leads to it, if it is not beside.
+    pub leader: Option<((f64, f64), (f64, f64))>,
 }
 
 /// Labels of marks within a frame.
@@ -99,8 +99,14 @@ impl Labels {
             let covered: f64 = self.taken.iter().map(|t| t.shared(&text)).sum();
             let cost = outside + covered;
             if best.as_ref().is_none_or(|(least, _)| cost < *least - 1e-6) {
-                let end = (x.clamp(text.left, text.right), cy);
-                let leader = (r > RINGS[0]).then_some(end);
+                let end = (
+                    x.clamp(text.left, text.right),
+                    y.clamp(text.top, text.bottom),
+                );
+                let length = (end.0 - x).hypot(end.1 - y).max(MARK);
+                let edge = |from: f64, to: f64| from + (to - from) * (MARK - 2.0) / length;
+                let start = (edge(x, end.0), edge(y, end.1));
+                let leader = (r > RINGS[0]).then_some((start, end));
                 best = Some((cost, Place { text, leader }));
             }
             if cost < 1e-6 {

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 
 use super::html::escape;
 use super::parse::Estimate;
+use super::plan::Pair;
 use super::sections::{decimal, short};
 use axis::Axis;
 use labels::{Box2, Labels};
@@ -23,9 +24,8 @@ const COLOURS: usize = 8;
 
 /// A pair of types in the plot of divergence against bits.
 pub(super) struct Point {
-    pub x: f64,
+    pub types: Pair,
     pub y: Estimate,
-    pub label: String,
     pub ours: bool,
     pub centred: bool,
 }
@@ -130,13 +130,17 @@ pub(super) fn scatter(id: &str, title: &str, points: &[Point]) -> String {
     const HEIGHT: f64 = 500.0;
     let frame = Box2 {
         left: 64.0,
-        top: 44.0,
+        top: 54.0,
         right: WIDTH - 12.0,
         bottom: HEIGHT - 48.0,
     };
-    let described = points
-        .iter()
-        .map(|p| format!("{} at {} bits: {}", p.label, p.x, decimal(p.y)));
+    let described = points.iter().map(|p| {
+        let (centred, bits) = (
+            if p.centred { ", centred" } else { "" },
+            p.types.bits_per_value(),
+        );
+        format!("{}{centred} at {bits} bits: {}", p.types, decimal(p.y))
+    });
     let described: Vec<String> = described.collect();
     let mut svg = Svg::new(id, title, &described.join("; "), HEIGHT);
     svg.legend(34.0, points.iter().any(|p| p.centred));
@@ -144,7 +148,10 @@ pub(super) fn scatter(id: &str, title: &str, points: &[Point]) -> String {
     let low = |p: &Point| (p.y.value - p.y.error).max(p.y.value / 3.0);
     let ys = points.iter().flat_map(|p| [low(p), p.y.value + p.y.error]);
     let y_axis = Axis::logarithmic(ys, frame.bottom, frame.top);
-    let xs = points.iter().flat_map(|p| [p.x - 0.4, p.x + 0.4]);
+    let xs = points
+        .iter()
+        .map(|p| p.types.bits_per_value())
+        .flat_map(|x| [x - 0.4, x + 0.4]);
     let x_axis = Axis::linear(xs, frame.left, frame.right);
     for (value, y) in y_axis.ticks() {
         svg.line("grid", (frame.left, y), (frame.right, y));
@@ -160,21 +167,22 @@ pub(super) fn scatter(id: &str, title: &str, points: &[Point]) -> String {
         (middle, HEIGHT - 8.0),
         "bits a value, K and V averaged",
     );
-    let at = |p: &Point| (x_axis.at(p.x), y_axis.at(p.y.value));
+    let at = |p: &Point| (x_axis.at(p.types.bits_per_value()), y_axis.at(p.y.value));
     let mut labels = Labels::new(frame, points.iter().map(at));
+    for p in points {
+        // The mark says whether it is centred.
+        let text = p.types.to_string();
+        let place = labels.place(at(p), CHAR * text.len() as f64);
+        if let Some((from, to)) = place.leader {
+            svg.line("leader", from, to);
+        }
+        svg.text("", (place.text.left, place.text.bottom - 4.0), &text);
+    }
     for p in points {
         let (x, y) = at(p);
         let bar = (y_axis.at(low(p)), y_axis.at(p.y.value + p.y.error));
         svg.line(colour(p.ours), (x, bar.0), (x, bar.1));
         svg.mark((x, y), p.ours, p.centred);
-    }
-    for p in points {
-        let (x, y) = at(p);
-        let place = labels.place((x, y), CHAR * p.label.chars().count() as f64);
-        if let Some(end) = place.leader {
-            svg.line("leader", (x, y), end);
-        }
-        svg.text("", (place.text.left, place.text.bottom - 4.0), &p.label);
     }
     svg.end()
 }
@@ -182,7 +190,7 @@ pub(super) fn scatter(id: &str, title: &str, points: &[Point]) -> String {
 /// One line for each pair: a mark with its error, and the number.
 pub(super) fn dots(id: &str, title: &str, dots: &[Dot]) -> String {
     const ROW: f64 = 26.0;
-    const TOP: f64 = 48.0;
+    const TOP: f64 = 50.0;
     let longest = dots
         .iter()
         .map(|d| d.label.chars().count())
