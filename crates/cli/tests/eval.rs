@@ -2,6 +2,8 @@
 //! one does, takes down how it was called, and fails where it is told to.
 #![cfg(unix)]
 
+#[path = "common/capture.rs"]
+mod capture;
 mod common;
 
 use std::fs;
@@ -330,8 +332,9 @@ fn the_page_is_well_formed_and_needs_nothing_else() {
         "--ctx",
         "256",
     ]);
+    fs::write(place.at("kv"), capture::capture()).unwrap();
     let out = command
-        .args(["--chunks", "2"])
+        .args(["--chunks", "2", "--capture", "kv"])
         .args(TYPES)
         .args(args)
         .output()
@@ -358,8 +361,12 @@ fn the_page_is_well_formed_and_needs_nothing_else() {
         rest = after;
     }
     assert_eq!(open, [""; 0]);
-    assert_eq!(page.matches("<svg").count(), 3);
+    assert_eq!(page.matches("<svg").count(), 4);
     assert_eq!(page.matches("<svg").count(), page.matches("<desc").count());
+    let report = place.report();
+    let layers = &report["layers"]["reports"][0];
+    assert_eq!(layers["formats"][1]["format"], "q4_0_rot", "{layers}");
+    assert_eq!(layers["formats"][1]["layers"][0]["layer"], 3);
     let markdown = fs::read_to_string(place.at("out/eval.md")).unwrap();
     assert!(
         markdown.contains("| tbq4_0/tbq3_0, centred | 4 | 0.0200 ± 0.0010 |"),
