@@ -36,7 +36,7 @@ pub(crate) fn next_guess(window: usize, words: usize, tokens: usize) -> usize {
 
 /// `words` words, each with a space before it; the first words are always the same.
 pub(crate) fn passage(words: usize) -> String {
-    let mut random = Random(0x6b76_666f_7267_65);
+    let mut random = Random(0x6b76_666f_7267);
     (0..words).map(|_| random.word()).collect()
 }
 

@@ -174,6 +174,8 @@ impl<'a> Session<'a> {
         let log = self.log("copy-passage");
         let args = self.args(&text, &Pair::both(F16));
         let ended = self.program.run(&args, &log, &mut |_| {})?;
+        // The text that is scored gets a file of its own.
+        fs::remove_file(&path).map_err(EvalError::io(&path, "delete the file"))?;
         let tokens = parse::tokens_of_short_text(&ended.log);
         tokens.ok_or_else(|| EvalError::Base {
             log,
