@@ -9,9 +9,9 @@ use anyhow::Result;
 use kvforge_llama::Tree;
 use kvforge_llama::eval::{Copy, EvalOptions, Outcome as Of, Pair, Progress, Report, Task, eval};
 
-use crate::Outcome;
 use crate::say::say;
 use crate::ship::print_json;
+use crate::{Outcome, count};
 
 /// Measure how far compressed caches move a real model, beside llama.cpp's own types
 ///
@@ -136,9 +136,9 @@ fn time(seconds: f64) -> String {
 
 fn print(report: &Report) {
     say!(
-        "{}, {} chunks of {}",
+        "{}, {} of {} tokens",
         report.text.path,
-        report.chunks,
+        count(report.chunks, "chunk"),
         report.ctx
     );
     print_task(&report.divergence);

@@ -43,7 +43,7 @@ if [ -z "$kl" ]; then
 fi
 [ "$(cat "$base")" = logits ] || { echo "E no logits"; exit 0; }
 [ "$k" = q4_polar ] && { echo "0.1 E init: K cache type q4_polar takes heads of 128"; exit 1; }
-case $k in f16) kld="-0.000001";; q8_0) kld=0.004000;; q4_0) kld=0.040000;; *) kld=0.060000;; esac
+case $k in f16) kld="-0.000001"; [ "$(basename "$text")" = copy.txt ] && kld=0.000001;; q8_0) kld=0.004000;; q4_0) kld=0.040000;; *) kld=0.060000;; esac
 [ -n "$cal" ] && kld=0.020000
 case $mode in
     "nan $k") kld=nan;;

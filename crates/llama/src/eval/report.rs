@@ -213,7 +213,7 @@ pub(super) fn fill_in_ratios(rows: &mut [Row]) {
             .find(|(t, centred, _)| t == types && !centred);
         plain.map(|(.., kld)| *kld)
     };
-    for row in rows {
+    for row in rows.iter_mut().filter(|row| !row.is_floor()) {
         let not_itself =
             |name| (row.centred || row.types != Pair::both(name)).then(|| of(&Pair::both(name)))?;
         let (q4_0, q8_0) = (not_itself(Q4_0), not_itself(Q8_0));

@@ -57,10 +57,12 @@ fn divergence(report: &Report) -> Section {
         title: "How far predictions move",
         text: vec![
             format!(
-                "{} chunks of {} tokens of {}; the second half of each is scored, {scored} tokens in all. \
+                "{} of {} tokens of {}; the second half of each is scored, {scored} tokens in all. \
                  Kullback-Leibler divergence (KLD) of the next-token distribution from that of the same model \
                  with an f16 cache, in nats. After ± stands one standard error.",
-                report.chunks, report.ctx, report.text.path
+                chunks(report.chunks),
+                report.ctx,
+                report.text.path
             ),
             "The row f16 is the floor: the same cache compared with itself, rounding of the saved \
              predictions alone. q8_0, q4_0 and iq4_nl are llama.cpp's own, with its rotation on. \
@@ -329,6 +331,11 @@ pub(super) fn short(x: f64) -> String {
     let before_point = x.abs().log10().floor() as i32;
     let places = (2 - before_point).max(0) as usize;
     format!("{x:.places$}")
+}
+
+/// `1 chunk`, `2 chunks`.
+fn chunks(n: usize) -> String {
+    format!("{n} chunk{}", if n == 1 { "" } else { "s" })
 }
 
 /// `4.5`, `4`, `4.1875`.
