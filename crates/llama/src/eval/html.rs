@@ -42,10 +42,14 @@ fn html_table(table: &Table) -> String {
         "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{caption}\">\n<table>\n<caption>{caption}</caption>\n"
     );
     if table.head.iter().any(|h| !h.is_empty()) {
-        let head = table
-            .head
-            .iter()
-            .map(|h| format!("<th scope=\"col\">{}</th>", escape(h)));
+        let is_words = |i| {
+            let cell = table.rows.first().and_then(|row| row.get(i));
+            cell.is_some_and(|c: &String| !is_number(c))
+        };
+        let head = table.head.iter().enumerate().map(|(i, text)| {
+            let class = if is_words(i) { " class=\"words\"" } else { "" };
+            format!("<th scope=\"col\"{class}>{}</th>", escape(text))
+        });
         out += &format!("<thead><tr>{}</tr></thead>\n", head.collect::<String>());
     }
     out += "<tbody>\n";

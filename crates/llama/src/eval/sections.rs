@@ -233,12 +233,12 @@ fn layers(capture: &str, reports: &[quality::Report]) -> Section {
                 .push([layer.to_string()].into_iter().chain(values).collect());
         }
         section.tables.push(table);
-        for entry in &report.formats {
-            if let Measured::NotRun { not_run } = &entry.outcome {
-                section
-                    .text
-                    .push(format!("{}, {centre}: not run: {not_run}", entry.format));
-            }
+    }
+    // What does not fit does not fit with a centre either.
+    for entry in reports.iter().take(1).flat_map(|r| &r.formats) {
+        if let Measured::NotRun { not_run } = &entry.outcome {
+            let text = format!("{}: not run: {not_run}", entry.format);
+            section.text.push(text);
         }
     }
     section

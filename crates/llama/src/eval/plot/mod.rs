@@ -287,14 +287,13 @@ pub(super) fn lines(id: &str, title: &str, series: &[Series]) -> String {
             "<polyline class=\"{class}\"{dash} points=\"{}\"/>",
             list.join(" ")
         ));
-        ends.extend(at.last().map(|(_, y)| (*y, class, &s.name)));
+        ends.extend(at.last().map(|end| (*end, class, &s.name)));
     }
-    let heights: Vec<f64> = ends.iter().map(|e| e.0).collect();
+    let heights: Vec<f64> = ends.iter().map(|((_, y), ..)| *y).collect();
     let spread = labels::spread(&heights, LINE, frame.top, frame.bottom);
-    for ((y, class, name), label) in ends.iter().zip(spread) {
-        let x = frame.right - 6.0;
-        svg.line(class, (x, *y), (x + 12.0, label));
-        svg.text(class, (x + 16.0, label + 4.0), name);
+    for ((end, class, name), label) in ends.iter().zip(spread) {
+        svg.line(class, *end, (frame.right + 4.0, label));
+        svg.text(class, (frame.right + 8.0, label + 4.0), name);
     }
     svg.end()
 }
