@@ -234,11 +234,13 @@ fn layers(capture: &str, reports: &[quality::Report]) -> Section {
         }
         section.tables.push(table);
     }
-    // What does not fit does not fit with a centre either.
-    for entry in reports.iter().take(1).flat_map(|r| &r.formats) {
+    for entry in reports.iter().flat_map(|r| &r.formats) {
         if let Measured::NotRun { not_run } = &entry.outcome {
+            // What does not fit does not fit with a centre either: said once.
             let text = format!("{}: not run: {not_run}", entry.format);
-            section.text.push(text);
+            if !section.text.contains(&text) {
+                section.text.push(text);
+            }
         }
     }
     section
