@@ -5,6 +5,7 @@ mod calibrate;
 mod capture;
 mod contract;
 mod doctor;
+mod eval;
 mod formats;
 mod probe;
 mod quality;
@@ -49,6 +50,7 @@ enum Verb {
     Calibrate(calibrate::Args),
     Capture(capture::Args),
     Quality(quality::Args),
+    Eval(eval::Args),
     Verify(verify::Args),
 }
 
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         Verb::Calibrate(args) => calibrate::run(args),
         Verb::Capture(args) => capture::run(args),
         Verb::Quality(args) => quality::run(args),
+        Verb::Eval(args) => eval::run(args),
         Verb::Verify(args) => verify::run(args),
     };
     match result {

@@ -1,11 +1,16 @@
 //! `formats`, `encode`, `decode`, `score`, `quality` and `verify`, as a person meets them.
 
+#[path = "common/capture.rs"]
+mod capture;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kvforge_formats::{Domain, FORMATS, FormatSpec};
 use serde_json::{Value, json};
+
+use capture::{capture, wave};
 
 /// Exit code, standard output, standard error.
 fn kvforge(args: &[&str]) -> (i32, String, String) {
@@ -73,12 +78,6 @@ fn values(npy: &[u8], shape: &str) -> Vec<f32> {
     assert!(header.contains(&format!("'shape': {shape},")), "{header}");
     let data = npy[128..].as_chunks().0.iter();
     data.map(|b| f32::from_le_bytes(*b)).collect()
-}
-
-fn wave(n: usize, step: f32) -> Vec<f32> {
-    (0..n)
-        .map(|i| 3.0 * (i as f32 * step).sin() + (i as f32 * 0.71).cos())
-        .collect()
 }
 
 /// Rows of 256 values, coded and decoded by the library.
@@ -383,34 +382,6 @@ fn fixtures_pass_as_published_and_not_otherwise() {
             );
         }
     }
-}
-
-/// One layer, head size 64, two query heads on one kv head, keys with a constant.
-fn capture() -> Vec<u8> {
-    let (mut header, mut data) = (json!({}), vec![]);
-    let tensors: [(&str, &[usize], f32); 3] = [
-        ("q", &[2, 3, 64], 0.0),
-        ("k", &[1, 16, 64], 9.0),
-        ("v", &[1, 16, 64], 0.0),
-    ];
-    for (part, shape, constant) in tensors {
-        let start = data.len();
-        let values = wave(shape.iter().product(), 0.37 + start as f32 * 1e-4);
-        data.extend(values.iter().flat_map(|v| (v + constant).to_le_bytes()));
-        header[format!("blk.3.{part}")] =
-            json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()] });
-    }
-    header["__metadata__"] = json!({
-        "model": "waves", "head_dim": "64", "n_heads": "2", "n_kv_heads": "1",
-        "n_tokens": "16", "kq_scale": "0.125", "q_positions": "5,10,15",
-    });
-    let header = header.to_string();
-    [
-        &(header.len() as u64).to_le_bytes()[..],
-        header.as_bytes(),
-        &data,
-    ]
-    .concat()
 }
 
 #[test]

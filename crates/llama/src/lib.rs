@@ -6,13 +6,15 @@
 //! into the folder is a [`Payload`]. Nothing is written before the whole
 //! [`Plan`] has been checked, and [`unship`] gives back every upstream byte.
 //! [`mod@build`] compiles the tree, and [`mod@smoke`] proves which kernels the built
-//! tree runs and that their numbers are right.
+//! tree runs and that their numbers are right. [`mod@eval`] measures how far a cache of
+//! the built tree moves a model.
 #![deny(unsafe_code)]
 
 pub mod build;
 pub mod contract;
 pub mod doctor;
 mod error;
+pub mod eval;
 pub mod gguf;
 pub mod patch;
 pub mod probe;

@@ -1,0 +1,460 @@
+//! `kvforge eval` with a llama-perplexity of its own: a script that prints what the real
+//! one does, takes down how it was called, and fails where it is told to.
+#![cfg(unix)]
+
+#[path = "common/capture.rs"]
+mod capture;
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// A token is a word. `mode` holds what to do with which type of K.
+const SCRIPT: &str = r#"#!/bin/sh
+here=$(dirname "$0"); kl=; cal=
+while [ $# -gt 0 ]; do case $1 in
+    --kl-divergence) kl=1; shift;;
+    -ctk) k=$2; shift 2;; -ctv) v=$2; shift 2;; -c) ctx=$2; shift 2;; -f) text=$2; shift 2;;
+    --chunks) chunks=$2; shift 2;; --kl-divergence-base) base=$2; shift 2;;
+    --kv-cal) cal=$2; shift 2;; -m|-t|-fa|-lv) shift 2;;
+    *) echo "error: invalid argument: $1"; exit 1;;
+esac; done
+tokens=$(wc -w < "$text")
+if [ -z "$kl" ] && [ "$tokens" -lt $((2 * ctx)) ]; then
+    echo "E perplexity: the data file you provided tokenizes to only $tokens tokens"; exit 0
+fi
+echo "$k $v${cal:+ centred}${kl:+ compared} $(basename "$text")" >> "$here/calls"
+mode=$(cat "$here/mode" 2>/dev/null)
+if [ -z "$kl" ]; then
+    have=$((tokens / ctx)); [ "$have" -gt "$chunks" ] && have=$chunks
+    ppl=53.5990; [ "$(basename "$text")" = copy.txt ] && ppl=1.0500
+    [ "$mode" = "forgets copy" ] && ppl=53.5990
+    echo logits > "$base"
+    echo "I perplexity: calculating perplexity over $have chunks, n_ctx=$ctx, batch_size=2048, n_seq=2"
+    [ "$mode" = "cut base" ] || echo "I Final estimate: PPL = $ppl +/- 0.75204"
+    exit 0
+fi
+[ "$(cat "$base")" = logits ] || { echo "E no logits"; exit 0; }
+[ "$k" = q4_polar ] && { echo "0.1 E init: K cache type q4_polar takes heads of 128"; exit 1; }
+case $k in f16) kld="-0.000001"; [ "$(basename "$text")" = copy.txt ] && kld=0.000001;; q8_0) kld=0.004000;; q4_0) kld=0.040000;; *) kld=0.060000;; esac
+[ -n "$cal" ] && kld=0.020000
+case $mode in
+    "nan $k") kld=nan;;
+    "die $k") kill -9 $$;;
+    "hang $k") echo "I kl_divergence: 2.00 seconds per pass - ETA 0.05 minutes"; sleep 60;;
+esac
+echo "I llama_kv_cache:        CPU KV buffer size =    18.28 MiB"
+echo "Mean PPL(Q)                   :  56.094258 ±   3.909967"
+echo "Mean PPL(Q)/PPL(base)         :   1.046556 ±   0.008445"
+echo "Mean    KLD:   $kld ±   0.001000"
+echo "Maximum KLD:   1.130937"
+echo "99.0%   KLD:   0.287537"
+echo "Median  KLD:   0.039223"
+[ "$mode" = "cut $k" ] && exit 0
+echo "RMS Δp    :  4.621 ± 0.225 %"
+echo "Same top p: 84.785 ± 0.795 %"
+"#;
+
+/// A tree with that program, a model and a text.
+struct Place {
+    tree: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let tree = common::hollow_tree();
+        let place = Place { tree };
+        fs::create_dir_all(place.at("build-kvforge/bin")).unwrap();
+        let program = place.at("build-kvforge/bin/llama-perplexity");
+        fs::write(&program, SCRIPT).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(place.at("build-kvforge/bin/libggml-base.so"), "kernels").unwrap();
+        fs::write(place.at("model.gguf"), "weights").unwrap();
+        fs::write(place.at("text.txt"), "word ".repeat(1024)).unwrap();
+        place
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.tree.path().join(name)
+    }
+
+    fn mode(&self, mode: &str) {
+        fs::write(self.at("build-kvforge/bin/mode"), mode).unwrap();
+    }
+
+    /// What was called since the last time that it was asked.
+    fn calls(&self) -> Vec<String> {
+        let path = self.at("build-kvforge/bin/calls");
+        let calls = fs::read_to_string(&path).unwrap_or_default();
+        let _ = fs::remove_file(path);
+        calls.lines().map(str::to_string).collect()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvforge"));
+        command.current_dir(self.tree.path());
+        command.args([
+            "eval",
+            "--tree",
+            ".",
+            "--model",
+            "model.gguf",
+            "--text",
+            "text.txt",
+        ]);
+        command.args([
+            "-o",
+            "out",
+            "--ctx",
+            "256",
+            "--chunks",
+            "2",
+            "--threads",
+            "1",
+        ]);
+        command.args(args).env_remove("KVFORGE_ISA");
+        command
+    }
+
+    fn eval(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    fn report(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.at("out/eval.json")).unwrap()).unwrap()
+    }
+}
+
+fn row<'r>(task: &'r Value, k: &str, centred: bool) -> &'r Value {
+    let rows = task["rows"].as_array().unwrap();
+    let found = rows
+        .iter()
+        .find(|r| r["types"]["k"] == k && r["centred"] == centred);
+    found.unwrap_or_else(|| panic!("no {k} in {task}"))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+const TYPES: [&str; 2] = ["--types", "tbq4_0/tbq3_0,q4_polar"];
+
+#[test]
+fn peers_and_types_are_measured_and_a_refusal_stops_nothing() {
+    let place = Place::new();
+    let out = place.eval(&[&TYPES[..], &["--copy", "512"]].concat());
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let report = place.report();
+    assert_eq!(report["schema"], "kvforge-eval/1");
+    for task in [&report["divergence"], &report["copy"]] {
+        assert_eq!(task["rows"].as_array().unwrap().len(), 6);
+        let ours = row(task, "tbq4_0", false);
+        assert_eq!(ours["figures"]["meanKld"]["value"], 0.06);
+        assert_eq!(ours["figures"]["sameTop"]["error"], 0.795);
+        assert_eq!(ours["bitsPerValue"], 4.0);
+        let ratio = &ours["ratios"]["toQ4_0"];
+        let error = 1.5 * f64::hypot(0.001 / 0.06, 0.001 / 0.04);
+        assert!(
+            (ratio["value"].as_f64().unwrap() - 1.5).abs() < 1e-9,
+            "{ours}"
+        );
+        assert!(
+            (ratio["error"].as_f64().unwrap() - error).abs() < 1e-9,
+            "{ours}"
+        );
+        assert!(row(task, "f16", false)["ratios"]["toQ4_0"].is_null());
+        let refused = &row(task, "q4_polar", false)["refused"];
+        assert_eq!(refused, "K cache type q4_polar takes heads of 128");
+    }
+    assert_eq!(report["copy"]["modelCopies"], true);
+    let passage = report["copy"]["passageTokens"].as_u64().unwrap();
+    assert!((230..=256).contains(&passage), "{passage}");
+    let copied = fs::read_to_string(place.at("out/copy.txt")).unwrap();
+    let words: Vec<&str> = copied.split_whitespace().collect();
+    assert!(words.len() >= 1024);
+    let again = |i: usize| words[i] == words[i - passage as usize];
+    assert!(
+        (256..words.len()).all(again),
+        "what is scored stood there before"
+    );
+
+    let calls = place.calls();
+    assert_eq!(calls[0], "f16 f16 text.txt", "{calls:?}");
+    assert_eq!(calls[1], "f16 f16 compared text.txt", "{calls:?}");
+    assert_eq!(calls.len(), 14, "{calls:?}");
+    let again = place.eval(&[&TYPES[..], &["--copy", "512"]].concat());
+    assert!(text(&again.stderr).contains("done before"));
+    assert_eq!(place.calls(), [""; 0], "nothing runs twice");
+
+    place.mode("forgets copy");
+    fs::write(place.at("model.gguf"), "other weights").unwrap();
+    let out = place.eval(&["--copy", "512"]);
+    assert!(
+        text(&out.stdout).contains("prove nothing"),
+        "{}",
+        text(&out.stdout)
+    );
+    assert_eq!(place.report()["copy"]["modelCopies"], false);
+    place.eval(&["--copy", "0"]);
+    assert_eq!(place.report()["copy"]["notRun"], "--copy 0");
+}
+
+#[test]
+fn what_has_changed_is_run_again_and_nothing_else() {
+    let place = Place::new();
+    let args = ["--copy", "0", "--types", "tbq4_0", "--cal", "means"];
+    fs::write(place.at("means"), "1").unwrap();
+    let run = || {
+        let out = place.eval(&args);
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        place.calls().len()
+    };
+    assert_eq!((run(), run()), (11, 0));
+    let report = place.report();
+    let ratio = &row(&report["divergence"], "tbq4_0", true)["ratios"]["toNotCentred"]["value"];
+    assert!(
+        (ratio.as_f64().unwrap() - 1.0 / 3.0).abs() < 1e-9,
+        "{ratio}"
+    );
+
+    fs::write(place.at("means"), "2").unwrap();
+    assert_eq!((run(), run()), (5, 0), "only what is centred");
+    fs::write(place.at("text.txt"), "words ".repeat(1024)).unwrap();
+    assert_eq!((run(), run()), (11, 0));
+    fs::write(
+        place.at("build-kvforge/bin/libggml-base.so"),
+        "better kernels",
+    )
+    .unwrap();
+    assert_eq!((run(), run()), (11, 0));
+    // Saved predictions that are not what was saved are made anew, if they are needed.
+    fs::write(place.at("out/base-text.bin"), "logit").unwrap();
+    assert_eq!(run(), 0);
+    let out = place.eval(&["--copy", "0", "--types", "tbq3_0"]);
+    assert_eq!(out.status.code(), Some(0));
+    assert_eq!(
+        place.calls(),
+        ["f16 f16 text.txt", "tbq3_0 tbq3_0 compared text.txt"]
+    );
+}
+
+#[test]
+fn a_run_that_fails_loses_no_other_and_is_tried_again() {
+    let args = ["--copy", "0", "--types", "tbq4_0,tbq3_0"];
+    for (mode, says) in [
+        ("nan tbq4_0", "`Mean    KLD` is `nan`, no number"),
+        ("cut tbq4_0", "`Same top p` is missing"),
+        ("die tbq4_0", "signal: 9"),
+    ] {
+        let place = Place::new();
+        place.mode(mode);
+        let out = place.eval(&args);
+        assert_eq!(out.status.code(), Some(1), "{mode}: {}", text(&out.stderr));
+        let report = place.report();
+        let failed = row(&report["divergence"], "tbq4_0", false)["failed"].to_string();
+        let log = "logs/text-tbq4_0-tbq4_0.log";
+        assert!(failed.contains(says) && failed.contains(log), "{failed}");
+        assert!(row(&report["divergence"], "tbq3_0", false)["figures"].is_object());
+        place.calls();
+        place.mode("");
+        assert_eq!(place.eval(&args).status.code(), Some(0));
+        assert_eq!(place.calls(), ["tbq4_0 tbq4_0 compared text.txt"]);
+    }
+}
+
+#[test]
+fn a_killed_evaluation_goes_on_where_it_was() {
+    let place = Place::new();
+    let args = ["--copy", "0", "--types", "tbq4_0,tbq3_0"];
+    place.mode("hang tbq4_0");
+    let mut command = place.command(&args);
+    let quiet = command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let child = quiet.process_group(0).spawn().unwrap();
+    let begun = "tbq4_0 tbq4_0 compared text.txt";
+    let calls = place.at("build-kvforge/bin/calls");
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !fs::read_to_string(&calls)
+        .unwrap_or_default()
+        .contains(begun)
+    {
+        assert!(Instant::now() < limit, "it did not come to {begun}");
+        sleep(Duration::from_millis(20));
+    }
+    // Time to read the estimate.
+    sleep(Duration::from_millis(500));
+    let group = format!("-{}", child.id());
+    assert!(
+        Command::new("kill")
+            .args(["-9", "--", &group])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let said = text(&child.wait_with_output().unwrap().stderr);
+    assert!(said.contains("will take about 3 s"), "{said}");
+    assert!(!place.at("out/eval.json").exists());
+    place.calls();
+    place.mode("");
+    assert_eq!(place.eval(&args).status.code(), Some(0));
+    assert_eq!(place.calls(), [begun, "tbq3_0 tbq3_0 compared text.txt"]);
+}
+
+#[test]
+fn the_page_is_well_formed_and_needs_nothing_else() {
+    let place = Place::new();
+    fs::write(place.at("means"), "1").unwrap();
+    fs::rename(place.at("text.txt"), place.at("a <b> & \"c\".txt")).unwrap();
+    let args = [
+        "--text",
+        "a <b> & \"c\".txt",
+        "--cal",
+        "means",
+        "--copy",
+        "512",
+    ];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvforge"));
+    command.current_dir(place.tree.path());
+    command.args([
+        "eval",
+        "--tree",
+        ".",
+        "--model",
+        "model.gguf",
+        "-o",
+        "out",
+        "--ctx",
+        "256",
+    ]);
+    fs::write(place.at("kv"), capture::capture()).unwrap();
+    let out = command
+        .args(["--chunks", "2", "--capture", "kv"])
+        .args(TYPES)
+        .args(args)
+        .output()
+        .unwrap();
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let page = fs::read_to_string(place.at("out/eval.html")).unwrap();
+    for outside in ["http", "src=", "href=", "url(", "@import", "<script"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(page.contains("a &lt;b&gt; &amp; &quot;c&quot;.txt"));
+    assert!(!page.contains("NaN") && !page.contains("inf\""));
+    let mut open = vec![];
+    let mut rest = page.strip_prefix("<!DOCTYPE html>").unwrap();
+    while let Some((before, tag)) = rest.split_once('<') {
+        assert!(!before.contains('>'), "{before}");
+        let (tag, after) = tag.split_once('>').unwrap();
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+        let name = tag.split_whitespace().next().unwrap();
+        if let Some(name) = name.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(name));
+        } else if !tag.ends_with('/') {
+            open.push(name);
+        }
+        rest = after;
+    }
+    assert_eq!(open, [""; 0]);
+    assert_eq!(page.matches("<svg").count(), 4);
+    assert_eq!(page.matches("<svg").count(), page.matches("<desc").count());
+    let report = place.report();
+    let layers = &report["layers"]["reports"][0];
+    assert_eq!(layers["formats"][1]["format"], "q4_0_rot", "{layers}");
+    assert_eq!(layers["formats"][1]["layers"][0]["layer"], 3);
+    let markdown = fs::read_to_string(place.at("out/eval.md")).unwrap();
+    assert!(
+        markdown.contains("| tbq4_0/tbq3_0, centred | 4 | 0.0200 ± 0.0010 |"),
+        "{markdown}"
+    );
+    assert!(
+        markdown.contains("| q4_polar | 5.125 | refused: K cache type"),
+        "{markdown}"
+    );
+}
+
+#[test]
+fn bad_input_is_told_before_anything_is_measured() {
+    let place = Place::new();
+    let says = |args: &[&str], needles: &[&str]| {
+        let out = place.eval(args);
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {said}");
+        for needle in needles {
+            assert!(said.contains(needle), "{args:?}: {said}");
+        }
+    };
+    let clap_keeps_the_last = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvforge"));
+        command
+            .current_dir(place.tree.path())
+            .arg("eval")
+            .args(args);
+        let out = command.output().unwrap();
+        assert_eq!(out.status.code(), Some(2), "{args:?}");
+        text(&out.stderr)
+    };
+    says(
+        &["--types", "tbq9_0"],
+        &["expected a cache type", "`tbq9_0`", "tbq4_0"],
+    );
+    says(&["--copy", "100"], &["--copy 100", "100 scored tokens"]);
+    says(&["--cal", "none"], &["none: cannot read the file"]);
+    let rest = ["--model", "model.gguf", "--text", "text.txt", "-o", "out"];
+    let on = |tree: &str| clap_keeps_the_last(&[&["--tree", tree][..], &rest].concat());
+    assert!(on("nowhere").contains("nowhere is not a folder"));
+    let other = common::hollow_tree();
+    let said = on(other.path().to_str().unwrap());
+    assert!(
+        said.contains("expected llama-perplexity") && said.contains("kvforge build"),
+        "{said}"
+    );
+    assert!(!place.at("out").exists(), "nothing was written yet");
+    fs::write(place.at("out"), "a file").unwrap();
+    says(&[], &["out/logs: cannot create the folder"]);
+    fs::remove_file(place.at("out")).unwrap();
+    assert_eq!(place.calls(), [""; 0]);
+
+    fs::write(place.at("text.txt"), "word ".repeat(511)).unwrap();
+    says(
+        &[],
+        &[
+            "text.txt: expected a text of at least 512 tokens",
+            "found 511",
+        ],
+    );
+    fs::write(place.at("text.txt"), "word ".repeat(1023)).unwrap();
+    let out = place.command(&[]).args(["--copy", "0"]).output().unwrap();
+    assert_eq!(
+        out.status.code(),
+        Some(0),
+        "two chunks fit: {}",
+        text(&out.stderr)
+    );
+    let said = clap_keeps_the_last(
+        &[&["--tree", ".", "--ctx", "256", "--chunks", "4"][..], &rest].concat(),
+    );
+    assert!(
+        said.contains("at least 1024 tokens (4 chunks of 256), found 3 chunks"),
+        "{said}"
+    );
+    place.mode("cut base");
+    fs::write(place.at("model.gguf"), "other weights").unwrap();
+    says(
+        &[],
+        &["logs/text-base.log", "`Final estimate: PPL` is missing"],
+    );
+    fs::write(place.at("out/state.json"), "{").unwrap();
+    says(
+        &[],
+        &[
+            "out/state.json: expected the state",
+            "delete it to begin anew",
+        ],
+    );
+}
