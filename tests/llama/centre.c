@@ -31,20 +31,21 @@ static struct run run_of(struct llama_context * ctx, const struct subject * subj
 // change of rounding moves them. The first layer's attention is one: its queries
 // and keys are the same numbers in every run.
 
-enum { HEADS = 64 };
+enum { HEADS = 64, HEAD_SIZE = 512 };
 
 // Scores of the last token's queries against all keys before, and their softmax.
 struct attention {
-    int   n_heads, n_keys;
+    int   n_heads, n_keys, head_size;
+    float query[HEADS][HEAD_SIZE];
     float score[HEADS][CELLS];
     float weight[HEADS][CELLS];
 };
 
-// Copies the first `n_keys` values of each head of the last query of `t`.
-static void copy_rows(const struct ggml_tensor * t, int n_keys, float out[HEADS][CELLS]) {
+// Copies the first `n` values of each head of the last query's row of `t`, to rows of `stride`.
+static void copy_rows(const struct ggml_tensor * t, int n, float * out, int stride) {
     for (int64_t head = 0; head < t->ne[2]; head++) {
         const size_t at = head * t->nb[2] + (t->ne[1] - 1) * t->nb[1];
-        ggml_backend_tensor_get(t, out[head], at, n_keys * sizeof(float));
+        ggml_backend_tensor_get(t, out + head * stride, at, n * sizeof(float));
     }
 }
 
@@ -58,7 +59,15 @@ static bool look(struct ggml_tensor * t, bool ask, void * data) {
         give_up("the scores of the first layer are not what they were");
     }
     seen->n_heads = (int) t->ne[2];
-    copy_rows(t, seen->n_keys, scores ? seen->score : seen->weight);
+    copy_rows(t, seen->n_keys, scores ? seen->score[0] : seen->weight[0], CELLS);
+    if (scores) {
+        const struct ggml_tensor * q = t->src[1];
+        seen->head_size = (int) q->ne[0];
+        if (q->type != GGML_TYPE_F32 || q->ne[0] > HEAD_SIZE) {
+            give_up("the queries of the first layer are not what they were");
+        }
+        copy_rows(q, seen->head_size, seen->query[0], HEAD_SIZE);
+    }
     return true;
 }
 
@@ -104,6 +113,28 @@ static void expect_unseen(const struct attention * centred, const struct attenti
     expect(constant > 1e-2 * size, "control: %s: that constant is up to %.3g", what, constant);
 }
 
+// What the scores lack is what the header says: queries times constants.
+static void expect_lack(struct llama_context * ctx, const struct attention * centred, const struct attention * plain) {
+    size_t n = 0;
+    const float * centre = llama_kvforge_centre(ctx, 0, &n);
+    expect(centre && n > 0 && n % centred->head_size == 0, "layer 0 has %zu constants", n);
+    const int n_kv_heads = (int) (n / centred->head_size);
+    double off = 0, size = 0;
+    for (int head = 0; head < plain->n_heads; head++) {
+        const float * c = centre + head / (plain->n_heads / n_kv_heads) * centred->head_size;
+        double lack = 0;
+        for (int i = 0; i < centred->head_size; i++) {
+            lack += (double) centred->query[head][i] * c[i];
+        }
+        for (int key = 0; key < plain->n_keys; key++) {
+            off  = fmax(off, fabs(centred->score[head][key] + lack - plain->score[head][key]));
+            size = fmax(size, fabs((double) plain->score[head][key]));
+        }
+    }
+    expect(off < 3e-6 * size, "scores and the query times the constants are the true scores (up to %.3g), but for %.2g", size, off);
+    expect(!llama_kvforge_centre(ctx, 1 << 20, &n) && n == 0, "a layer that is not there has none");
+}
+
 static void unseen(const struct subject * subject, const char * path) {
     static struct attention plain, centred;
     struct llama_context * ctx = open_watched(subject, NULL, &plain);
@@ -116,6 +147,7 @@ static void unseen(const struct subject * subject, const char * path) {
     feed_prompt(ctx, subject, 0, 0);
     last_token(ctx, subject);
     expect_unseen(&centred, &plain, "centred");
+    expect_lack(ctx, &centred, &plain);
     llama_memory_clear(llama_get_memory(ctx), true);
 
     // the first half from a state, by a cache that knows no calibration

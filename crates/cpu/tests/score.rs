@@ -108,6 +108,49 @@ fn scores_keep_the_tolerance() {
 }
 
 /// Queries that somebody else has transformed give the scores of the raw ones.
+/// A cache that stores keys without their mean gives scores that lack one number for
+/// each query and head, the query's dot product with that mean; and it gives better ones.
+#[test]
+fn scores_of_centred_keys_lack_one_dot_product() {
+    let (head_dim, n_q, n_kv) = (128, 3, 65);
+    let mut random = Random::new(11);
+    for ty in types(FORMATS.iter()) {
+        let Some(format) = format(ty).filter(|f| f.holds_keys()) else {
+            continue;
+        };
+        let mut p = problem(&mut random, Type::F32, head_dim, [1, 1, n_q, n_kv]);
+        let mean: Vec<f32> = random.normals(head_dim).iter().map(|m| 8.0 * m).collect();
+        let centred = random.normals(n_kv * head_dim);
+        let whole: Vec<f32> = (0..centred.len())
+            .map(|i| centred[i] + mean[i % head_dim])
+            .collect();
+        p.k = Tensor::by_row(Type::F32, &whole, head_dim, 1);
+        let truth = oracle::scores(&p);
+        let error = |keys: &[f32], lack: &[f32]| -> f64 {
+            let mut p = p.clone();
+            p.k = tensor(ty, keys, head_dim, 1);
+            let s = scores(&p, isas()[0], 0);
+            let mut out = Out::new(n_q, 1, n_kv);
+            let mut scratch = Aligned::new(score_scratch(&s).unwrap());
+            score(&s, &mut out.rows(), scratch.get()).unwrap();
+            let squares = out.values().into_iter().zip(&truth).enumerate();
+            let squares = squares.map(|(i, (found, truth))| {
+                let q = p.q.row(0, i / n_kv, head_dim);
+                let lack: f64 = q.iter().zip(lack).map(|(q, m)| q * f64::from(*m)).sum();
+                (f64::from(found) + lack - truth).powi(2)
+            });
+            squares.sum::<f64>().sqrt()
+        };
+        let as_they_are = error(&whole, &vec![0.0; head_dim]);
+        let without = error(&centred, &mean);
+        assert!(
+            without < as_they_are / 3.0,
+            "{}: {without} centred, {as_they_are} as they are",
+            format.name
+        );
+    }
+}
+
 #[test]
 fn transformed_queries_score_alike() {
     let mut random = Random::new(4);

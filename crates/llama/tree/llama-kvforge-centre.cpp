@@ -317,6 +317,21 @@ uint64_t llama_kvforge_centre_id(const llama_context * ctx) {
     return any ? id.h : 0;
 }
 
+const float * llama_kvforge_centre(const llama_context * ctx, int32_t il, size_t * n) {
+    for (auto * cache : caches_of(ctx->get_memory())) {
+        const auto & centre = access_to::of(*cache).centre;
+        for (size_t ikv = 0; centre && ikv < centre->layers.size(); ikv++) {
+            const auto & values = centre->layers[ikv].values;
+            if (access_to::model_layer(*cache, ikv) == il && !values.empty()) {
+                *n = values.size();
+                return values.data();
+            }
+        }
+    }
+    *n = 0;
+    return nullptr;
+}
+
 uint64_t llama_kvforge_model_id(const llama_model * model) {
     const auto ends_with = [](const std::string & text, const std::string & end) {
         return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;

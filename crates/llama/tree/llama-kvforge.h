@@ -25,6 +25,13 @@ LLAMA_API bool llama_kvforge_set_calibration(struct llama_context * ctx, const c
 // Identifies the constants in use; 0 if keys are stored as they are.
 LLAMA_API uint64_t llama_kvforge_centre_id(const struct llama_context * ctx);
 
+// The constants of layer `il`, [kv heads][head size], `*n` values in all, in the form
+// that keys have in the cache (behind the graph's rotation, where the cache type has
+// one); NULL if its keys are stored as they are. A score of a stored key, as
+// ggml_attn_score_* gives it, lacks the dot product of its query with them. Valid until
+// other constants are set or loaded.
+LLAMA_API const float * llama_kvforge_centre(const struct llama_context * ctx, int32_t il, size_t * n);
+
 // Identifies a model by what a change of its weight type leaves alone: shapes,
 // norms and biases.
 LLAMA_API uint64_t llama_kvforge_model_id(const struct llama_model * model);

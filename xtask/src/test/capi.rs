@@ -123,11 +123,15 @@ fn program(
     checks(&printed.stdout)
 }
 
-/// Compiles a C program of this checkout against the headers of a shipped tree.
+/// Compiles a C or C++ program of this checkout against the headers of a shipped tree.
 pub fn compile_for_tree(log: &Log, tree: &Tree, source: &str, object: &Path) -> Result<()> {
-    let mut compile = Command::new("cc");
+    let (compiler, standard) = match source.ends_with(".cpp") {
+        true => ("c++", "-std=c++17"),
+        false => ("cc", "-std=c11"),
+    };
+    let mut compile = Command::new(compiler);
     compile
-        .args(["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
+        .args([standard, "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
         .arg("-I")
         .arg(sources());
     for include in ["include", "ggml/include", "ggml/src/kvforge"] {

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: everything that continuous integration runs.
 
 mod capi;
+mod centre;
 mod link;
 mod refusals;
 mod rust;

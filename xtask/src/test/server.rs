@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use kvforge_formats::cache_formats;
 use serde_json::{Value, json};
 
+use super::centre::Calibrations;
 use super::tree;
 use crate::command::{Log, Running};
 use crate::http;
@@ -42,13 +43,27 @@ const MIDDLE: &str =
 const END: &str = "for i in range(10):\\n    print(i)\\nfor i in range(10):\\n    print(i)\\n\
     for i in range(10):\\n    print(i)\\nfor i in range(10):\\n";
 
-pub fn check(log: &Log, workshop: &Workshop, bench: &Bench<'_>) -> Result<Checked> {
+pub fn check(
+    log: &Log,
+    workshop: &Workshop,
+    bench: &Bench<'_>,
+    calibrations: &Calibrations,
+) -> Result<Checked> {
     let folder = workshop.folder("test/slots")?;
+    let own = calibrations.small.to_string_lossy();
+    let foreign = calibrations.wide.to_string_lossy();
     let mut checks = Checks(0);
-    let expected = slots(log, bench, &folder, &mut checks).context("slots")?;
     shifted(log, bench, &mut checks).context("a prompt without its middle")?;
-    drafted(log, bench, &expected, &mut checks).context("a draft model")?;
-    refused(log, bench, &mut checks)?;
+    for (centred, draft) in [
+        (&[][..], &[][..]),
+        (&["--kv-cal", &own], &["--kv-cal-draft", &own]),
+    ] {
+        let what = || format!("with {centred:?}");
+        let expected = slots(log, bench, &folder, centred, &mut checks).with_context(what)?;
+        let draft = [centred, draft].concat();
+        drafted(log, bench, &draft, &expected, &mut checks).context("a draft model")?;
+    }
+    refused(log, bench, &foreign, &mut checks)?;
     Ok(Checked::new(checks.0, "checks"))
 }
 
@@ -149,10 +164,17 @@ impl Server {
 }
 
 /// Slots reused, saved, restored, used at once. Returns the text of [`PLANETS`].
-fn slots(log: &Log, bench: &Bench<'_>, folder: &Path, checks: &mut Checks) -> Result<String> {
+fn slots(
+    log: &Log,
+    bench: &Bench<'_>,
+    folder: &Path,
+    more: &[&str],
+    checks: &mut Checks,
+) -> Result<String> {
     // the server puts the name behind this as it is
     let path = format!("{}/", folder.display());
-    let server = Server::start(log, bench, TYPE, &["--slot-save-path", &path])?;
+    let options = [&["--slot-save-path", &path], more].concat();
+    let server = Server::start(log, bench, TYPE, &options)?;
 
     let fresh = server.complete(0, PLANETS)?;
     let (expected, tokens) = (fresh.text, fresh.evaluated);
@@ -267,7 +289,13 @@ fn shifted(log: &Log, bench: &Bench<'_>, checks: &mut Checks) -> Result<()> {
 }
 
 /// A draft model with a compressed cache changes the speed and not the text.
-fn drafted(log: &Log, bench: &Bench<'_>, expected: &str, checks: &mut Checks) -> Result<()> {
+fn drafted(
+    log: &Log,
+    bench: &Bench<'_>,
+    more: &[&str],
+    expected: &str,
+    checks: &mut Checks,
+) -> Result<()> {
     let model = bench.model.to_string_lossy();
     let draft = [
         "--spec-type",
@@ -279,7 +307,7 @@ fn drafted(log: &Log, bench: &Bench<'_>, expected: &str, checks: &mut Checks) ->
         "-ctvd",
         TYPE,
     ];
-    let server = Server::start(log, bench, TYPE, &draft)?;
+    let server = Server::start(log, bench, TYPE, &[&draft, more].concat())?;
     let answer = server.complete(0, PLANETS)?;
     checks.same(&answer, expected, "with a draft model")?;
     // the draft model is the model itself, so it is nearly always right
@@ -289,26 +317,27 @@ fn drafted(log: &Log, bench: &Bench<'_>, expected: &str, checks: &mut Checks) ->
     })
 }
 
-/// A draft cache of a type that does not fit the draft model's heads.
-fn refused(log: &Log, bench: &Bench<'_>, checks: &mut Checks) -> Result<()> {
+/// A draft cache of a type that does not fit the draft model's heads, and the
+/// calibration of another model.
+fn refused(log: &Log, bench: &Bench<'_>, foreign: &str, checks: &mut Checks) -> Result<()> {
     let fits = |name: &str| tree::fitting().iter().any(|format| format.name == name);
-    let mut wide = cache_formats().filter(|format| !fits(format.name));
-    let name = wide
-        .next()
-        .context("every format fits the small model")?
-        .name;
+    let wide = cache_formats().find(|format| !fits(format.name));
+    let wide = wide.context("every format fits the small model")?.name;
     let model = bench.model.to_string_lossy();
-    let draft = ["--spec-type", "draft-simple", "-md", &model, "-ctkd", name];
-    match Server::start(log, bench, TYPE, &draft) {
-        Ok(_) => {
-            bail!("a server starts with draft keys in {name}, which the model's heads do not fit")
-        }
-        Err(error) => {
-            let said = format!("{error:#}");
-            checks.expect(
-                said.contains(&format!("K cache type {name} takes heads")),
-                || said,
-            )
+    let other_heads = format!("K cache type {wide} takes heads");
+    for (options, words) in [
+        (["-ctkd", wide], other_heads.as_str()),
+        (["--kv-cal-draft", foreign], "made for another model"),
+        (["--kv-cal", foreign], "made for another model"),
+    ] {
+        let draft = ["--spec-type", "draft-simple", "-md", &model];
+        match Server::start(log, bench, TYPE, &[&draft[..], &options].concat()) {
+            Ok(_) => bail!("a server starts with {options:?}, which do not fit the model"),
+            Err(error) => {
+                let said = format!("{error:#}");
+                checks.expect(said.contains(words), || said)?;
+            }
         }
     }
+    Ok(())
 }

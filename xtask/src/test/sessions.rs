@@ -22,7 +22,7 @@ pub fn check(
     small: &Path,
     wide: &Path,
 ) -> Result<Checked> {
-    let program = build(log, workshop, tree)?;
+    let program = build(log, workshop, tree, "sessions.c")?;
     let states = workshop.folder("test/sessions/states")?;
     let mut checked = Checked::new(0, "checks");
     let mut run = |model: &Path, k: &str, v: &str, more: &[&str]| {
@@ -58,10 +58,12 @@ pub fn check(
     Ok(checked)
 }
 
-fn build(log: &Log, workshop: &Workshop, tree: &Tree) -> Result<PathBuf> {
+/// Builds a program of tests/llama against the libraries of the tree.
+pub fn build(log: &Log, workshop: &Workshop, tree: &Tree, source: &str) -> Result<PathBuf> {
     let folder = workshop.folder("test/sessions")?;
-    let (object, program) = (folder.join("sessions.o"), folder.join("sessions"));
-    capi::compile_for_tree(log, tree, "tests/llama/sessions.c", &object)?;
+    let (name, _) = source.split_once('.').context("a source has an ending")?;
+    let (object, program) = (folder.join(format!("{name}.o")), folder.join(name));
+    capi::compile_for_tree(log, tree, &format!("tests/llama/{source}"), &object)?;
     let mut link = Command::new("c++");
     link.arg(&object);
     let libraries = ["llama", "ggml", "ggml-base"];

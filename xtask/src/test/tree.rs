@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 use kvforge_formats::{FormatSpec, cache_formats};
 
-use super::{PACKAGES, link, refusals, server, sessions};
+use super::centre::Calibrations;
+use super::{PACKAGES, centre, link, refusals, server, sessions};
 use crate::command::Log;
 use crate::digest::Digest;
 use crate::fetch;
@@ -22,6 +23,7 @@ const PROGRAM: &str = "kvforge";
 const FETCH: &str = "fetch";
 const SHIP: &str = "ship and unship";
 pub const BUILD: &str = "build";
+const CALIBRATE: &str = "calibrate";
 
 /// Operations of test-backend-ops that may see our types.
 const OPS: &str = "GET_ROWS,SET_ROWS,CPY,FLASH_ATTN_EXT,MUL_MAT,MUL_MAT_ID,OUT_PROD,\
@@ -42,6 +44,7 @@ struct Found {
     model: Option<PathBuf>,
     wide: Option<PathBuf>,
     pristine: Option<Digest>,
+    calibrations: Option<Calibrations>,
 }
 
 pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) {
@@ -220,11 +223,43 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
     );
     report.step(
         Step {
-            name: "llama-server",
+            name: CALIBRATE,
             after: &[BUILD],
+            repair: "run the command in the log by hand; llama-kvforge-probe says on stderr what it misses",
+        },
+        |log| {
+            let (small, wide) = (found.model()?, found.wide()?);
+            let calibrations =
+                centre::calibrate(log, workshop, found.kvforge()?, &tree, small, wide)?;
+            found.calibrations = Some(calibrations);
+            Ok(Checked::new(2, "models calibrated"))
+        },
+    );
+    report.step(
+        Step {
+            name: "centred keys",
+            after: &[CALIBRATE],
+            repair: "look at the hooks cache-centre, cache-shift and state-*-centre*; the check above is one of tests/llama",
+        },
+        |log| {
+            let (small, wide) = (found.model()?, found.wide()?);
+            centre::check(log, workshop, &tree, small, wide, found.calibrations()?)
+        },
+    );
+    report.step(
+        Step {
+            name: "llama-server",
+            after: &[CALIBRATE],
             repair: "what the server said is in the log, and each request can be sent by hand",
         },
-        |log| server::check(log, workshop, &found.bench(workshop, &tree)?),
+        |log| {
+            server::check(
+                log,
+                workshop,
+                &found.bench(workshop, &tree)?,
+                found.calibrations()?,
+            )
+        },
     );
     report.step(
         Step {
@@ -294,6 +329,10 @@ impl Found {
         self.wide
             .as_ref()
             .context("there is no model with wide heads")
+    }
+
+    fn calibrations(&self) -> Result<&Calibrations> {
+        self.calibrations.as_ref().context("nothing is calibrated")
     }
 
     fn bench<'a>(&'a self, workshop: &Workshop, tree: &'a Tree) -> Result<Bench<'a>> {
