@@ -116,7 +116,7 @@ static void expect_unseen(const struct attention * centred, const struct attenti
 // What the scores lack is what the header says: queries times constants.
 static void expect_lack(struct llama_context * ctx, const struct attention * centred, const struct attention * plain) {
     size_t n = 0;
-    const float * centre = llama_kvforge_centre(ctx, 0, &n);
+    const float * centre = llama_kvforge_centre_of(ctx, 0, &n);
     expect(centre && n > 0 && n % centred->head_size == 0, "layer 0 has %zu constants", n);
     const int n_kv_heads = (int) (n / centred->head_size);
     double off = 0, size = 0;
@@ -132,7 +132,7 @@ static void expect_lack(struct llama_context * ctx, const struct attention * cen
         }
     }
     expect(off < 3e-6 * size, "scores and the query times the constants are the true scores (up to %.3g), but for %.2g", size, off);
-    expect(!llama_kvforge_centre(ctx, 1 << 20, &n) && n == 0, "a layer that is not there has none");
+    expect(!llama_kvforge_centre_of(ctx, 1 << 20, &n) && n == 0, "a layer that is not there has none");
 }
 
 static void unseen(const struct subject * subject, const char * path) {

@@ -21,13 +21,34 @@ pub(crate) fn mean_turn(z: [f64; 2], n: u64) -> Result<[f64; 2], Error> {
     Ok([sum[0] / n as f64, sum[1] / n as f64])
 }
 
+/// The shortest sequence that a context is expected to hold, unless it is shorter itself.
+const SHORTEST: u64 = 512;
+
+/// The mean turn of the keys of a context for up to `n` positions. How long its sequences
+/// will be is not known, and most are shorter than the context: lengths `n`, `n/2`, `n/4`
+/// and so on, down to [`SHORTEST`], count alike. A sequence that fills the context loses
+/// little by that, and one that does not gains much: slow pairs, which turn by a part of
+/// a circle in the whole context, have hardly turned in it.
+///
+/// # Errors
+/// [`Error::NoPositions`] if `n` is 0.
+pub(crate) fn context_turn(z: [f64; 2], n: u64) -> Result<[f64; 2], Error> {
+    let (mut sum, mut count, mut length) = (mean_turn(z, n)?, 1.0, n / 2);
+    while length >= SHORTEST {
+        let [x, y] = mean_turn(z, length)?;
+        (sum, count, length) = ([sum[0] + x, sum[1] + y], count + 1.0, length / 2);
+    }
+    Ok(sum.map(|part| part / count))
+}
+
 fn times(x: [f64; 2], y: [f64; 2]) -> [f64; 2] {
     [x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0]]
 }
 
 /// Writes the static centre of a layer, `[n_head_kv, head_dim]`: the mean key of a
-/// context of `n_positions`, `(1/n) sum_{p<n} R(p) m`, where `m` is the mean key
-/// before RoPE and `turns` what the graph in use does at position 1.
+/// context for `n_positions`, the average of `(1/n) sum_{p<n} R(p) m` over the lengths
+/// `n` that sequences in it may have, where `m` is the mean key before RoPE and
+/// `turns` what the graph in use does at position 1.
 ///
 /// # Errors
 /// [`Error::NoPositions`]; [`Error::Length`]; [`Error::OtherTurns`] if `turns` has no
@@ -55,7 +76,7 @@ pub fn static_centre(
     }
     for pair in turns {
         let scale = pair.scale();
-        let factor = mean_turn(pair.angle(), n_positions)?.map(|part| scale * part);
+        let factor = context_turn(pair.angle(), n_positions)?.map(|part| scale * part);
         for head in centre.chunks_exact_mut(layer.head_dim()) {
             let at = [pair.a as usize, pair.b as usize];
             if let Ok([a, b]) = head.get_disjoint_mut(at) {

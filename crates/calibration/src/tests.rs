@@ -295,15 +295,22 @@ fn the_static_centre_is_the_mean_of_the_turned_means() {
     let layer = c.layer(2).unwrap();
     let mean: Vec<f32> = layer.k_mean().collect();
     let mut centre = vec![0.0; 2 * DIM];
-    for n in [1, 7, 512, 5000] {
+    for (n, lengths) in [
+        (1, &[1][..]),
+        (7, &[7]),
+        (512, &[512]),
+        (1023, &[1023]),
+        (5000, &[5000, 2500, 1250, 625]),
+    ] {
         static_centre(&layer, turns.clone(), n, &mut centre).unwrap();
         for (head, (a, b)) in (0..2).flat_map(|h| pairs.map(|pair| (h, pair))) {
             let (x, y) = (mean[head * DIM + a] as f64, mean[head * DIM + b] as f64);
             let (mut u, mut v) = (0.0, 0.0);
-            for p in 0..n {
+            for (length, p) in lengths.iter().flat_map(|&l| (0..l).map(move |p| (l, p))) {
                 let (sin, cos) = (p as f64 * theta[a / 2]).sin_cos();
-                u += 1.5 * (x * cos - y * sin) / n as f64;
-                v += 1.5 * (x * sin + y * cos) / n as f64;
+                let weight = 1.5 / (length * lengths.len()) as f64;
+                u += weight * (x * cos - y * sin);
+                v += weight * (x * sin + y * cos);
             }
             let off = (centre[head * DIM + a] as f64 - u).hypot(centre[head * DIM + b] as f64 - v);
             assert!(off < 2e-5 * x.hypot(y), "{n} {head} {a}: {off}");

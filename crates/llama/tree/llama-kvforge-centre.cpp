@@ -317,7 +317,7 @@ uint64_t llama_kvforge_centre_id(const llama_context * ctx) {
     return any ? id.h : 0;
 }
 
-const float * llama_kvforge_centre(const llama_context * ctx, int32_t il, size_t * n) {
+const float * llama_kvforge_centre_of(const llama_context * ctx, int32_t il, size_t * n) {
     for (auto * cache : caches_of(ctx->get_memory())) {
         const auto & centre = access_to::of(*cache).centre;
         for (size_t ikv = 0; centre && ikv < centre->layers.size(); ikv++) {

@@ -11,8 +11,8 @@ extern "C" {
 // constant of its layer and head, which the softmax does not see and the code
 // of the cache type is spared. `path` is a file of `kvforge calibrate`, made for
 // this model (in whatever weight type). Any type of K cache will do; the constant
-// is the average, over the positions that a sequence of this context can have, of
-// the calibrated mean key after RoPE.
+// is the average of the calibrated mean key after RoPE, over the positions of the
+// sequences that this context can hold.
 //
 // The cache must be empty. Returns false, says why in the log and changes nothing
 // if it is not, or if the file does not fit, or if the model's attention would
@@ -30,7 +30,7 @@ LLAMA_API uint64_t llama_kvforge_centre_id(const struct llama_context * ctx);
 // one); NULL if its keys are stored as they are. A score of a stored key, as
 // ggml_attn_score_* gives it, lacks the dot product of its query with them. Valid until
 // other constants are set or loaded.
-LLAMA_API const float * llama_kvforge_centre(const struct llama_context * ctx, int32_t il, size_t * n);
+LLAMA_API const float * llama_kvforge_centre_of(const struct llama_context * ctx, int32_t il, size_t * n);
 
 // Identifies a model by what a change of its weight type leaves alone: shapes,
 // norms and biases.
