@@ -47,6 +47,7 @@ llama_kvforge_keys llama_kvforge_way_of(const ggml_tensor * set_rows) {
             case GGML_OP_SCALE:
             case GGML_OP_MUL:
             case GGML_OP_ADD:
+            case GGML_OP_CLAMP:
             case GGML_OP_NORM:
             case GGML_OP_RMS_NORM:
             case GGML_OP_L2_NORM:
