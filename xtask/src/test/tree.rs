@@ -2,7 +2,7 @@
 //! text, and back to the first byte.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use kvforge_formats::{FormatSpec, cache_formats};
@@ -228,10 +228,9 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
             repair: "run the command in the log by hand; llama-kvforge-probe says on stderr what it misses",
         },
         |log| {
-            let (small, wide) = (found.model()?, found.wide()?);
-            let calibrations =
-                centre::calibrate(log, workshop, found.kvforge()?, &tree, small, wide)?;
-            found.calibrations = Some(calibrations);
+            let kvforge = found.kvforge()?;
+            let made = centre::calibrate(log, workshop, kvforge, &tree, found.models()?)?;
+            found.calibrations = Some(made);
             Ok(Checked::new(2, "models calibrated"))
         },
     );
@@ -242,8 +241,8 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
             repair: "look at the hooks cache-centre, cache-shift and state-*-centre*; the check above is one of tests/llama",
         },
         |log| {
-            let (small, wide) = (found.model()?, found.wide()?);
-            centre::check(log, workshop, &tree, small, wide, found.calibrations()?)
+            let calibrations = found.calibrations()?;
+            centre::check(log, workshop, &tree, found.models()?, calibrations)
         },
     );
     report.step(
@@ -253,12 +252,8 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
             repair: "what the server said is in the log, and each request can be sent by hand",
         },
         |log| {
-            server::check(
-                log,
-                workshop,
-                &found.bench(workshop, &tree)?,
-                found.calibrations()?,
-            )
+            let bench = found.bench(workshop, &tree)?;
+            server::check(log, workshop, &bench, found.calibrations()?)
         },
     );
     report.step(
@@ -329,6 +324,11 @@ impl Found {
         self.wide
             .as_ref()
             .context("there is no model with wide heads")
+    }
+
+    /// The small one, and the one with wide heads.
+    fn models(&self) -> Result<[&Path; 2]> {
+        Ok([self.model()?, self.wide()?])
     }
 
     fn calibrations(&self) -> Result<&Calibrations> {
@@ -403,8 +403,7 @@ fn first_id(log: &Log, kvforge: &Kvforge, tree: &Tree) -> Result<u32> {
         .context("`kvforge status` names no type ids")
 }
 
-/// The tree's test of codecs; its thresholds for our types come from the
-/// formats' specifications.
+/// The tree's test of codecs, with thresholds from the formats' specifications.
 fn quantize_fns(log: &Log, tree: &Tree) -> Result<Checked> {
     let printed = log.run(tree.built("test-quantize-fns").arg("-v"))?;
     let mut count = 0;
