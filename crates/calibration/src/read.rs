@@ -61,7 +61,11 @@ impl<'a> Calibration<'a> {
             "only zeros after the model's name",
         )?;
         let name = core::str::from_utf8(text);
-        at.demand(name.is_ok(), "a model's name in UTF-8")?;
+        let printable = name.is_ok_and(|name| !name.chars().any(char::is_control));
+        at.demand(
+            printable,
+            "a model's name in UTF-8, without control characters",
+        )?;
         let mut last = None;
         for _ in 0..n_layers {
             let layer = at.layer()?;

@@ -56,6 +56,7 @@ fn calibrate(args: &Args, source: &Source) -> Result<()> {
         Some(output) => output.clone(),
         None => source.model().with_extension("kvcal"),
     };
+    source.keep(&output)?;
     let mut builder = None;
     source.run(args.tokens, CHUNK, &mut |record| {
         sum_up(&mut builder, record)

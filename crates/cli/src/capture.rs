@@ -33,6 +33,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<Outcome> {
+    args.source.keep(&args.output)?;
     let mut builder = None;
     args.source.run(args.tokens, args.tokens, &mut |record| {
         collect(&mut builder, &args.layers, record)

@@ -8,6 +8,8 @@ use kvforge::calibration::TEXT;
 use kvforge_llama::Tree;
 use kvforge_llama::probe::{ProbeOptions, Record, probe};
 
+use crate::rows::keep_input;
+
 /// What to run the model on.
 #[derive(clap::Args)]
 pub struct Source {
@@ -29,6 +31,15 @@ impl Source {
     /// The model's file.
     pub fn model(&self) -> &Path {
         self.model.as_deref().unwrap_or(Path::new(""))
+    }
+
+    /// Refuses to write over what is read.
+    pub fn keep(&self, output: &Path) -> Result<()> {
+        let text = self.text.as_deref();
+        [Some(self.model()), text]
+            .into_iter()
+            .flatten()
+            .try_for_each(|input| keep_input(input, output))
     }
 
     /// Runs the probe on at most `tokens` tokens, in sequences of `chunk`.

@@ -157,7 +157,7 @@ pub fn score(args: Score) -> Result<Outcome> {
 }
 
 /// Refuses to write the result over what it is made of.
-fn keep_input(input: &Path, output: &Path) -> Result<()> {
+pub fn keep_input(input: &Path, output: &Path) -> Result<()> {
     if kvforge_files::same(input, output) {
         bail!(
             "{}: expected another file than the input {}, found the same one; name a new file",

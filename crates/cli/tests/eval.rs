@@ -14,6 +14,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use kvforge::calibration::{Builder, Rope, Turning};
 use serde_json::Value;
 
 /// A token is a word. `mode` holds what to do with which type of K.
@@ -45,6 +46,7 @@ fi
 [ "$k" = q4_polar ] && { echo "0.1 E init: K cache type q4_polar takes heads of 128"; exit 1; }
 case $k in f16) kld="-0.000001"; [ "$(basename "$text")" = copy.txt ] && kld=0.000001;; q8_0) kld=0.004000;; q4_0) kld=0.040000;; *) kld=0.060000;; esac
 [ -n "$cal" ] && kld=0.020000
+[ -n "$cal" ] && [ "$mode" != uncentred ] && echo "I kvforge: keys centred in 30 of 30 layers for 64 positions"
 case $mode in
     "nan $k") kld=nan;;
     "die $k") kill -9 $$;;
@@ -61,6 +63,22 @@ echo "Median  KLD:   0.039223"
 echo "RMS Δp    :  4.621 ± 0.225 %"
 echo "Same top p: 84.785 ± 0.795 %"
 "#;
+
+/// A calibration of one layer without RoPE, whose mean key is this number.
+fn means(value: f32) -> Vec<u8> {
+    let mut builder = Builder::new(0, "model");
+    let turning = Turning {
+        rope: Rope::NONE,
+        step: &[],
+        check_position: 0,
+        check: &[],
+    };
+    let values = vec![value; 5 * 32];
+    builder.layer(0, 32, turning);
+    builder.keys(0, 1, 0, &values).unwrap();
+    builder.queries(0, 1, 0, &values).unwrap();
+    builder.finish().unwrap().bytes().to_vec()
+}
 
 /// A tree with that program, a model and a text.
 struct Place {
@@ -210,7 +228,7 @@ fn peers_and_types_are_measured_and_a_refusal_stops_nothing() {
 fn what_has_changed_is_run_again_and_nothing_else() {
     let place = Place::new();
     let args = ["--copy", "0", "--types", "tbq4_0", "--cal", "means"];
-    fs::write(place.at("means"), "1").unwrap();
+    fs::write(place.at("means"), means(1.0)).unwrap();
     let run = || {
         let out = place.eval(&args);
         assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
@@ -224,8 +242,22 @@ fn what_has_changed_is_run_again_and_nothing_else() {
         "{ratio}"
     );
 
-    fs::write(place.at("means"), "2").unwrap();
+    fs::write(place.at("means"), means(2.0)).unwrap();
     assert_eq!((run(), run()), (5, 0), "only what is centred");
+    // A program that takes the file and does nothing with it.
+    fs::write(place.at("means"), means(3.0)).unwrap();
+    place.mode("uncentred");
+    let out = place.eval(&args);
+    assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("a line that keys are centred, found none"));
+    place.mode("");
+    assert_eq!((run(), run()), (5 + 5, 0));
+    fs::write(place.at("means"), "no means").unwrap();
+    let out = place.eval(&args);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{said}");
+    assert!(said.contains("means") && place.calls().is_empty(), "{said}");
+    fs::write(place.at("means"), means(2.0)).unwrap();
     fs::write(place.at("text.txt"), "words ".repeat(1024)).unwrap();
     assert_eq!((run(), run()), (11, 0));
     fs::write(
@@ -309,7 +341,7 @@ fn a_killed_evaluation_goes_on_where_it_was() {
 #[test]
 fn the_page_is_well_formed_and_needs_nothing_else() {
     let place = Place::new();
-    fs::write(place.at("means"), "1").unwrap();
+    fs::write(place.at("means"), means(1.0)).unwrap();
     fs::rename(place.at("text.txt"), place.at("a <b> & \"c\".txt")).unwrap();
     let args = [
         "--text",
@@ -404,7 +436,10 @@ fn bad_input_is_told_before_anything_is_measured() {
         &["expected a cache type", "`tbq9_0`", "tbq4_0"],
     );
     says(&["--copy", "100"], &["--copy 100", "100 scored tokens"]);
-    says(&["--cal", "none"], &["none: cannot read the file"]);
+    let most = "--copy of at most 16777216";
+    says(&["--copy", "100000000000"], &[most, "100000000000"]);
+    says(&["--copy", "18446744073709551615"], &[most]);
+    says(&["--cal", "none"], &["none: cannot read"]);
     let rest = ["--model", "model.gguf", "--text", "text.txt", "-o", "out"];
     let on = |tree: &str| clap_keeps_the_last(&[&["--tree", tree][..], &rest].concat());
     assert!(on("nowhere").contains("nowhere is not a folder"));
@@ -457,4 +492,19 @@ fn bad_input_is_told_before_anything_is_measured() {
             "delete it to begin anew",
         ],
     );
+}
+
+#[test]
+fn two_evaluations_do_not_share_a_folder() {
+    let place = Place::new();
+    let args = ["--copy", "0"];
+    assert_eq!(place.eval(&args).status.code(), Some(0));
+    let lock = fs::File::open(place.at("out/lock")).unwrap();
+    lock.lock().unwrap();
+    let out = place.eval(&args);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{said}");
+    assert!(said.contains("another evaluation is going on"), "{said}");
+    drop(lock);
+    assert_eq!(place.eval(&args).status.code(), Some(0));
 }

@@ -244,6 +244,24 @@ fn what_goes_wrong_is_said_and_leaves_nothing() {
         let (code, _, err) = tree.run(&[&CALIBRATE, args].concat());
         assert!(code == 2 && err.contains(about), "{about}: {err}");
     }
+    for verb in ["calibrate", "capture"] {
+        let args = [
+            verb,
+            "--tree",
+            ".",
+            "--model",
+            "tiny.gguf",
+            "-o",
+            "./tiny.gguf",
+        ];
+        let before = fs::read(tree.path("tiny.gguf")).unwrap();
+        let (code, _, err) = tree.run(&args);
+        assert!(
+            code == 2 && err.contains("another file than the input"),
+            "{err}"
+        );
+        assert_eq!(fs::read(tree.path("tiny.gguf")).unwrap(), before);
+    }
     fs::write(tree.path("tiny.gguf"), "no model").unwrap();
     let (code, _, err) = tree.run(&CALIBRATE);
     assert!(code == 2 && err.contains("tiny.gguf: "), "{err}");

@@ -16,7 +16,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
-#include <functional>
+#include <filesystem>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -121,18 +121,20 @@ void upload(centre_t & centre, const llama_kv_cache & cache) {
 }
 
 void use(llama_kv_cache & cache, std::shared_ptr<const centre_t> centre) {
-    auto & own = access_to::of(cache);
-    own.centre  = centre && centre->id != 0 ? std::move(centre) : nullptr;
-    own.changed = true;
+    access_to::of(cache).centre = centre->id != 0 ? std::move(centre) : nullptr;
 }
 
 std::string read_file(const char * path) {
+    std::error_code ec;
+    if (std::filesystem::exists(path, ec) && !std::filesystem::is_regular_file(path, ec)) {
+        throw std::runtime_error("it is no file");
+    }
     const std::unique_ptr<FILE, int (*)(FILE *)> file { fopen(path, "rb"), fclose };
     if (!file) {
         throw std::runtime_error(std::string("it cannot be opened: ") + strerror(errno));
     }
     // larger than that of any model, and nobody's memory
-    const size_t most = 256u << 20;
+    const size_t most = 64u << 20;
     std::string bytes;
     char part[1 << 16];
     size_t n;
@@ -155,6 +157,10 @@ struct calibration {
 
     explicit calibration(const char * path) : bytes(read_file(path)) {
         check(api->calibration_read(bytes.data(), bytes.size(), &about));
+    }
+
+    // once it is known to be this model's: each layer is looked up in the whole file
+    void read_layers() {
         for (uint32_t i = 0; i < about.n_layers; i++) {
             kvf_calibrated_layer layer;
             check(api->calibration_layer(bytes.data(), bytes.size(), i, &layer));
@@ -181,6 +187,9 @@ struct calibration {
         }
         std::vector<float> step;
         if (way.rope) {
+            if (way.rope->ne[0] != head) {
+                throw std::runtime_error("RoPE of layer " + std::to_string(way.il) + " turns vectors of another size than a head's");
+            }
             step = llama_kvforge_rope_matrix(way.rope, 1);
         }
         std::vector<float> centre(head*n_head_kv);
@@ -219,14 +228,21 @@ std::string sees_constants(const llama_model & model) {
 
 void set_calibration(llama_context & ctx, const char * path) {
     const llama_model & model = ctx.get_model();
-    const calibration file(path);
+    calibration file(path);
     const std::string name(file.about.name, strnlen(file.about.name, sizeof(file.about.name)));
     if (file.about.model != llama_kvforge_model_id(&model)) {
         throw std::runtime_error("it was made for another model, '" + name + "': make one for this model with `kvforge calibrate`");
     }
+    file.read_layers();
     const std::string seen = sees_constants(model);
     if (!seen.empty()) {
         throw std::runtime_error(seen + ": use the cache without a calibration");
+    }
+    if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+        throw std::runtime_error("keys that are split over devices cannot be centred yet: use another --split-mode, or no calibration");
+    }
+    if (!ctx.get_memory()) {
+        throw std::runtime_error("this model has no cache");
     }
     const auto caches = caches_of(ctx.get_memory());
     if (caches.empty()) {
@@ -249,7 +265,11 @@ void set_calibration(llama_context & ctx, const char * path) {
         throw std::runtime_error("the model's graph could not be built");
     }
     for (auto & way : llama_kvforge_find_keys(gf)) {
-        ways[way.il] = std::move(way);
+        auto & known = ways[way.il];
+        if (known.il >= 0) {
+            way.why_not = "two sets of keys are stored for it";
+        }
+        known = std::move(way);
     }
 
     // everything is worked out before anything is set
@@ -285,9 +305,11 @@ void set_calibration(llama_context & ctx, const char * path) {
         upload(*centre, *cache);
         centres.push_back(std::move(centre));
     }
+    if (n_centred == 0) {
+        throw std::runtime_error("it fits no layer of this model: make one with `kvforge calibrate`");
+    }
     for (size_t i = 0; i < caches.size(); i++) {
         use(*caches[i], centres[i]);
-        access_to::of(*caches[i]).changed = false; // the graphs are built anew already
     }
     LLAMA_LOG_INFO("kvforge: keys centred in %zu of %zu layers for %" PRIu64 " positions, centre %016" PRIx64 " (%s, %s, %" PRIu64 " tokens)\n",
         n_centred, n_layers, n_positions, llama_kvforge_centre_id(&ctx), path, name.c_str(), (uint64_t) file.about.n_tokens);
@@ -336,14 +358,20 @@ uint64_t llama_kvforge_model_id(const llama_model * model) {
     const auto ends_with = [](const std::string & text, const std::string & end) {
         return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
     };
-    std::map<std::string, const ggml_tensor *> kept; // in one order, whatever the file's
-    for (const auto & [name, t] : model->tensors_by_name) {
+    // in one order, whatever the file's
+    const std::map<std::string, const ggml_tensor *> all(model->tensors_by_name.begin(), model->tensors_by_name.end());
+    std::map<std::string, const ggml_tensor *> kept;
+    for (const auto & [name, t] : all) {
         if (t->type == GGML_TYPE_F32 && ggml_n_dims(t) == 1 && (ends_with(name, "norm.weight") || ends_with(name, ".bias"))) {
             kept[name] = t;
         }
     }
     fnv id;
     id.add(llm_arch_name(model->arch));
+    for (const auto & [name, t] : all) {
+        id.add(name);
+        id.add(t->ne, sizeof(t->ne));
+    }
     std::vector<uint8_t> data;
     for (const auto & [name, t] : kept) {
         data.resize(ggml_nbytes(t));
@@ -386,11 +414,11 @@ void llama_kvforge_state_write(llama_io_write_i & io, const llama_kvforge_cache 
 
 bool llama_kvforge_state_read(llama_io_read_i & io, llama_kv_cache & cache, size_t ikv, uint32_t n_cells, int32_t & type) {
     auto & own = access_to::of(cache);
-    if (ikv == 0) {
+    if (!own.loading) {
         own.loading = std::make_shared<centre_t>();
         own.loading->layers.resize(access_to::n_layers(cache));
     }
-    std::vector<float> & values = own.loading->layers[ikv].values;
+    std::vector<float> values;
     if (type == CENTRE_MARK) {
         const uint32_t expected = access_to::keys(cache, ikv)->ne[0];
         uint32_t n;
@@ -409,36 +437,49 @@ bool llama_kvforge_state_read(llama_io_read_i & io, llama_kv_cache & cache, size
         }
     }
     static const std::vector<float> none;
+    auto & loaded = own.loading->layers[ikv];
+    if (loaded.read) { // in another stream of the same state
+        if (loaded.values != values) {
+            LLAMA_LOG_ERROR("kvforge: the saved state is damaged: keys of layer %d are centred in two ways. Save it again\n", access_to::model_layer(cache, ikv));
+            return false;
+        }
+        return true;
+    }
     const auto & used = own.centre ? own.centre->layers[ikv].values : none;
     if (used != values && access_to::n_used(cache) > n_cells) {
         LLAMA_LOG_ERROR("kvforge: the saved state's keys are centred in another way than those of this cache (layer %d). "
             "Load it into an empty cache, or save it again from one with the same calibration and context size\n", access_to::model_layer(cache, ikv));
         return false;
     }
+    loaded.values = std::move(values);
+    loaded.read   = true;
     return true;
 }
 
-void llama_kvforge_state_done(llama_kv_cache & cache) {
-    auto & own = access_to::of(cache);
-    const auto loaded = std::move(own.loading);
-    if (!loaded) {
-        return;
+void llama_kvforge_state_begin(llama_memory_i * memory) {
+    for (auto * cache : caches_of(memory)) {
+        access_to::of(*cache).loading = nullptr;
     }
-    loaded->id = id_of(*loaded, cache);
-    if (loaded->id == (own.centre ? own.centre->id : 0)) {
-        return;
-    }
-    LLAMA_LOG_WARN("kvforge: this cache was empty and takes over how the loaded state's keys are centred (%016" PRIx64 ", before: %016" PRIx64 ")\n",
-        loaded->id, own.centre ? own.centre->id : 0);
-    upload(*loaded, cache);
-    use(cache, loaded);
 }
 
-bool llama_kvforge_changed(llama_memory_i * memory) {
-    bool any = false;
+bool llama_kvforge_state_end(llama_memory_i * memory) {
+    bool changed = false;
     for (auto * cache : caches_of(memory)) {
-        any = any || access_to::of(*cache).changed;
-        access_to::of(*cache).changed = false;
+        auto & own = access_to::of(*cache);
+        const auto loaded = std::move(own.loading);
+        if (!loaded) {
+            continue; // the state had no keys for it
+        }
+        loaded->id = id_of(*loaded, *cache);
+        const uint64_t before = own.centre ? own.centre->id : 0;
+        if (loaded->id == before) {
+            continue;
+        }
+        LLAMA_LOG_WARN("kvforge: this cache was empty and takes over how the loaded state's keys are centred (%016" PRIx64 ", before: %016" PRIx64 ")\n",
+            loaded->id, before);
+        upload(*loaded, *cache);
+        use(*cache, loaded);
+        changed = true;
     }
-    return any;
+    return changed;
 }

@@ -20,6 +20,7 @@ struct llama_kvforge_centre {
     struct layer {
         ggml_tensor *      tensor = nullptr; // [head size, kv heads] where the layer's keys lie, in the form they are stored in
         std::vector<float> values;           // the same on the host; empty: keys of this layer are stored as they are
+        bool               read = false;     // of a state that is being read: the layer has been
     };
 
     uint64_t           id = 0; // of all constants together; 0: none
@@ -32,7 +33,6 @@ struct llama_kvforge_centre {
 struct llama_kvforge_cache {
     std::shared_ptr<const llama_kvforge_centre> centre;  // in use; null: none
     std::shared_ptr<llama_kvforge_centre>       loading; // of a state that is being read
-    bool changed = false;                                // graphs built before do not know the one in use
 
     // the constants of a layer, or null
     ggml_tensor * of(size_t ikv) const { return centre ? centre->layers[ikv].tensor : nullptr; }
@@ -54,11 +54,11 @@ void llama_kvforge_state_write(llama_io_write_i & io, const llama_kvforge_cache 
 // keys (`n_cells` are the state's).
 bool llama_kvforge_state_read(llama_io_read_i & io, llama_kv_cache & cache, size_t ikv, uint32_t n_cells, int32_t & type);
 
-// All keys of a state are in: an empty cache takes over its constants.
-void llama_kvforge_state_done(llama_kv_cache & cache);
-
-// Has the memory taken over other constants since the last call?
-bool llama_kvforge_changed(llama_memory_i * memory);
+// Before a memory reads a state, and after the whole of it is in: caches that were
+// empty take over its constants then. True if any did: graphs built before do not know
+// them. A state that is refused half-way changes nothing.
+void llama_kvforge_state_begin(llama_memory_i * memory);
+bool llama_kvforge_state_end  (llama_memory_i * memory);
 
 // `llama_kvforge_set_calibration` for programs that report errors themselves: true
 // also for an empty path.

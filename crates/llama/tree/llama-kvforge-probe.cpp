@@ -20,7 +20,6 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -66,6 +65,7 @@ struct heads {
 struct looker {
     std::map<int32_t, heads> sizes;     // of each layer, from its attention
     int32_t                  first = 0; // position of the first token of the batch being computed
+    std::set<int32_t>        queried;   // layers whose queries of this batch are written: later layers may read the same keys
     std::set<int32_t>        seen;      // layers whose RoPE is written
     std::set<int32_t>        left;      // layers that are left alone
     std::string              problem;   // what went wrong; computing goes on without looking
@@ -86,9 +86,6 @@ void write_rope(const llama_kvforge_keys & way, int64_t head) {
     shape s;
     s.ne[0] = head;
     if (way.rope) {
-        if (way.rope->ne[0] != head) {
-            throw std::runtime_error("RoPE on vectors of another size than a head's");
-        }
         const int32_t * p = way.rope->op_params;
         facts.mode       = p[2];
         facts.n_dims     = p[1];
@@ -140,18 +137,34 @@ void write_rows(kind what, int32_t il, const ggml_tensor * rows, int64_t head, i
     write_values(what, il, &split, false, first);
 }
 
+// Why keys that this SET_ROWS stores tell nothing of layer `way.il`; "" if they do.
+std::string why_not(const looker & state, const llama_kvforge_keys & way) {
+    const auto size = state.sizes.find(way.il);
+    if (!way.why_not.empty()) {
+        return way.why_not;
+    }
+    if (size == state.sizes.end() || size->second.k == 0 || way.write->src[0]->ne[0] % size->second.k != 0) {
+        return "its keys are not those of one attention";
+    }
+    if (way.rope && way.rope->ne[0] != size->second.k) {
+        return "RoPE turns vectors of another size than a head's";
+    }
+    return "";
+}
+
 void look(looker & state, ggml_tensor * t) {
     if (const int32_t il = attention_layer(t); il >= 0) {
-        if (!state.left.count(il)) {
+        if (!state.left.count(il) && state.queried.insert(il).second) {
             write_values(Q, il, t->src[0], true, state.first);
         }
         return;
     }
     if (const int32_t il = llama_kvforge_layer_of(t->src[2], 'k'); il >= 0) {
         const auto way = llama_kvforge_way_of(t);
-        if (!way.why_not.empty()) {
+        const std::string reason = why_not(state, way);
+        if (!reason.empty()) {
             if (state.left.insert(il).second) {
-                record(LEFT_ALONE, il, {}, way.why_not.data(), way.why_not.size());
+                record(LEFT_ALONE, il, {}, reason.data(), reason.size());
             }
             return;
         }
@@ -161,7 +174,10 @@ void look(looker & state, ggml_tensor * t) {
         }
         write_rows(K, il, t->src[0], head, state.first);
     } else if (const int32_t il = llama_kvforge_layer_of(t->src[2], 'v'); il >= 0 && !state.left.count(il)) {
-        write_rows(V, il, t->src[0], state.sizes.at(il).v, state.first);
+        const auto size = state.sizes.find(il);
+        if (size != state.sizes.end() && size->second.v > 0 && t->src[0]->ne[0] % size->second.v == 0) {
+            write_rows(V, il, t->src[0], size->second.v, state.first);
+        }
     }
 }
 
@@ -204,17 +220,21 @@ options parse(int argc, char ** argv) {
     return o;
 }
 
-std::vector<llama_token> tokenize(const llama_vocab * vocab, const std::string & path) {
+// The beginning of a text, `n` tokens or a little more.
+std::vector<llama_token> tokenize(const llama_vocab * vocab, const std::string & path, int n_tokens) {
     std::ifstream file(path, std::ios::binary);
-    std::stringstream text;
-    text << file.rdbuf();
     if (!file) {
         throw std::runtime_error(path + " cannot be read");
     }
-    const std::string s = text.str();
+    std::string s(std::min<size_t>(n_tokens, 1 << 24)*64, 0); // longer tokens than that are rare
+    file.read(&s[0], s.size());
+    s.resize(file.gcount());
     std::vector<llama_token> tokens(s.size() + 1);
     const int32_t n = llama_tokenize(vocab, s.data(), s.size(), tokens.data(), tokens.size(), false, false);
     tokens.resize(std::max(n, 0));
+    if (tokens.size() < 8) {
+        throw std::runtime_error(path + " has " + std::to_string(tokens.size()) + " tokens, at least 8 are needed");
+    }
     return tokens;
 }
 
@@ -226,7 +246,7 @@ void run(const options & o) {
         throw std::runtime_error(o.model + " cannot be loaded");
     }
     const llama_vocab * vocab = llama_model_get_vocab(model);
-    const auto tokens = tokenize(vocab, o.text);
+    const auto tokens = tokenize(vocab, o.text, o.tokens);
 
     looker state;
     llama_context_params cp = llama_context_default_params();
@@ -260,7 +280,7 @@ void run(const options & o) {
     ggml_cgraph * gf = llama_graph_reserve(ctx, 1, 1, 1);
     for (int i = 0; gf && i < ggml_graph_n_nodes(gf); i++) {
         const ggml_tensor * t = ggml_graph_node(gf, i);
-        if (const int32_t il = attention_layer(t); il >= 0) {
+        if (const int32_t il = attention_layer(t); il >= 0 && !state.sizes.count(il)) {
             state.sizes[il] = { t->src[1]->ne[0], t->src[2]->ne[0] };
             record(SCALE, il, {}, t->op_params, sizeof(float));
         }
@@ -284,6 +304,7 @@ void run(const options & o) {
         for (int done = 0; done < (int) chunk.size(); done += cp.n_ubatch) {
             const int part = std::min<int>(cp.n_ubatch, chunk.size() - done);
             state.first = done;
+            state.queried.clear();
             if (llama_decode(ctx, llama_batch_get_one(chunk.data() + done, part)) != 0) {
                 throw std::runtime_error("the model could not be computed");
             }

@@ -14,6 +14,12 @@ pub enum EvalError {
         /// The file that is missing.
         missing: String,
     },
+    /// Another evaluation, or a program that one has left behind, works in the folder.
+    #[error("{}: another evaluation is going on in this folder, or a llama-perplexity that one began; wait for its end, or name another folder", folder.display())]
+    Busy {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The operating system refused something.
     #[error("{}: cannot {doing}: {cause}", path.display())]
     Io {

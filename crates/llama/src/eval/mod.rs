@@ -21,10 +21,11 @@ mod sections;
 mod session;
 mod state;
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use kvforge::calibration::Calibration;
 use kvforge::capture::Capture;
 use kvforge::quality::{self, Center};
 use kvforge::rows::Encoder;
@@ -43,6 +44,9 @@ use session::Session;
 
 /// Fewer scored tokens, and llama-perplexity makes no statistics.
 const LEAST_SCORED: usize = 100;
+
+/// Larger than any context or text there is; products of two fit.
+const MOST: usize = 1 << 24;
 
 /// What to evaluate.
 #[derive(Clone, Debug)]
@@ -110,10 +114,13 @@ pub fn eval(
 ) -> Result<Report, EvalError> {
     options.check()?;
     let program = Program::find(tree)?;
+    // What no run could use is told before hours of work.
+    if let Some(path) = &options.calibration {
+        Calibration::read(path)?;
+    }
     let model = hashed(&options.model)?;
     let text = hashed(&options.text)?;
     let calibration = options.calibration.as_deref().map(hashed).transpose()?;
-    // What cannot be measured is told before hours of work.
     let capture = options.capture.as_deref().map(|path| {
         let capture = Capture::read(path)?;
         Ok::<_, EvalError>((capture, hashed(path)?))
@@ -122,8 +129,9 @@ pub fn eval(
     let logs = options.out.join(session::LOGS);
     fs::create_dir_all(&logs).map_err(EvalError::io(&logs, "create the folder"))?;
 
+    let lock = lock(&options.out)?;
     let runs = plan::runs(&options.types, calibration.is_some());
-    let mut session = Session::new(options, &program, &runs, progress)?;
+    let mut session = Session::new(options, &program, &lock, &runs, progress)?;
     session.model = model.blake3.clone();
     session.calibration = calibration.as_ref().map(|c| c.blake3.clone());
     let divergence = session.divergence(&text.blake3)?;
@@ -152,6 +160,22 @@ pub fn eval(
     Ok(report)
 }
 
+/// Nobody else works in the folder as long as this file is open, here or in a program that
+/// got it from here and outlives us.
+fn lock(folder: &Path) -> Result<File, EvalError> {
+    let path = folder.join("lock");
+    let mut options = File::options();
+    let file = options.write(true).create(true).truncate(false).open(&path);
+    let file = file.map_err(EvalError::io(&path, "open the file"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(EvalError::Busy {
+            folder: folder.into(),
+        }),
+        Err(TryLockError::Error(cause)) => Err(EvalError::io(&path, "lock the file")(cause)),
+    }
+}
+
 /// `eval.json`, `eval.md`, `eval.html`.
 fn write(report: &Report, folder: &Path) -> Result<(), EvalError> {
     let mut json = serde_json::to_string_pretty(report).expect("it is JSON");
@@ -172,6 +196,14 @@ fn write(report: &Report, folder: &Path) -> Result<(), EvalError> {
 impl EvalOptions {
     fn check(&self) -> Result<(), EvalError> {
         let refuse = |expected: String, found: String| Err(EvalError::Option { expected, found });
+        let sizes = [
+            ("--ctx", self.ctx),
+            ("--chunks", self.chunks),
+            ("--copy", self.copy),
+        ];
+        if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size > MOST) {
+            return refuse(format!("{name} of at most {MOST}"), size.to_string());
+        }
         let scored = |window: usize| window.saturating_sub(1 + window / 2);
         if scored(self.ctx).saturating_mul(self.chunks) < LEAST_SCORED {
             return refuse(

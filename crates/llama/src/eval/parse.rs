@@ -106,6 +106,11 @@ pub(crate) fn refusal(log: &str) -> Option<String> {
         .map(|sentence| kvforge_files::excerpt(sentence.trim()))
 }
 
+/// Whether the keys of the run were centred, and those of how many layers is not 0.
+pub(crate) fn says_centred(log: &str) -> bool {
+    between(log, "kvforge: keys centred in ", " of ").is_some_and(|n| n != "0")
+}
+
 /// The last lines that say something.
 pub(crate) fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().filter(|l| !l.trim().is_empty()).collect();

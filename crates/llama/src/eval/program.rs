@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -103,12 +103,14 @@ impl Program {
         quoted.collect::<Vec<_>>().join(" ")
     }
 
-    /// Runs the program and keeps all that it prints in `log`. As soon as it has
-    /// estimated how many seconds it will take, `expected` is told.
+    /// Runs the program and keeps all that it prints in `log`. It reads nothing and gets
+    /// `lock` to hold as its input. As soon as it has estimated how many seconds it will
+    /// take, `expected` is told.
     pub fn run(
         &self,
         args: &[OsString],
         log: &Path,
+        lock: &File,
         expected: &mut dyn FnMut(f64),
     ) -> Result<Ended, EvalError> {
         let create = |e| EvalError::io(log, "create the file")(e);
@@ -117,7 +119,7 @@ impl Program {
         let mut command = Command::new(&self.path);
         command
             .args(args)
-            .stdin(Stdio::null())
+            .stdin(lock.try_clone().map_err(create)?)
             .stdout(out)
             .stderr(err);
         for (name, _) in env::vars_os() {

@@ -1,7 +1,7 @@
 //! The runs of an evaluation, one after the other.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use kvforge_evidence::digest;
@@ -39,6 +39,8 @@ impl Text<'_> {
 pub(super) struct Session<'a> {
     options: &'a EvalOptions,
     program: &'a Program,
+    /// The lock on the folder.
+    lock: &'a File,
     runs: &'a [Run],
     progress: &'a mut dyn FnMut(Progress<'_>),
     state: State,
@@ -58,6 +60,7 @@ impl<'a> Session<'a> {
     pub fn new(
         options: &'a EvalOptions,
         program: &'a Program,
+        lock: &'a File,
         runs: &'a [Run],
         progress: &'a mut dyn FnMut(Progress<'_>),
     ) -> Result<Self, EvalError> {
@@ -65,6 +68,7 @@ impl<'a> Session<'a> {
         Ok(Session {
             options,
             program,
+            lock,
             runs,
             progress,
             state: State::open(&options.out)?,
@@ -173,7 +177,7 @@ impl<'a> Session<'a> {
         };
         let log = self.log("copy-passage");
         let args = self.args(&text, &Pair::both(F16));
-        let ended = self.program.run(&args, &log, &mut |_| {})?;
+        let ended = self.program.run(&args, &log, self.lock, &mut |_| {})?;
         // The text that is scored gets a file of its own.
         fs::remove_file(&path).map_err(EvalError::io(&path, "delete the file"))?;
         let tokens = parse::tokens_of_short_text(&ended.log);
@@ -289,7 +293,7 @@ impl<'a> Session<'a> {
             None => {
                 let ended = self.run(&args, &self.log(&stem))?;
                 let seconds = ended.seconds;
-                let result = judge(&ended);
+                let result = judge(&ended, run.centred);
                 if let Ok(saved) = &result {
                     self.state.add_run(key, saved.clone())?;
                 }
@@ -376,7 +380,7 @@ impl<'a> Session<'a> {
     fn run(&mut self, args: &[OsString], log: &Path) -> Result<Ended, EvalError> {
         let progress = &mut self.progress;
         let mut expected = |seconds| progress(Progress::Expected { seconds });
-        self.program.run(args, log, &mut expected)
+        self.program.run(args, log, self.lock, &mut expected)
     }
 
     fn start(&mut self, name: &str) {
@@ -404,12 +408,15 @@ impl<'a> Session<'a> {
 }
 
 /// What came of a run with `--kl-divergence`, if it is worth keeping.
-fn judge(ended: &Ended) -> Result<SavedRun, String> {
+fn judge(ended: &Ended, centred: bool) -> Result<SavedRun, String> {
     if !ended.status.success() {
         let refusal = parse::refusal(&ended.log);
         return refusal
             .map(SavedRun::Refused)
             .ok_or_else(|| in_words(ended));
+    }
+    if centred && !parse::says_centred(&ended.log) {
+        return Err("expected a line that keys are centred, found none".into());
     }
     let figures = parse::figures(&ended.log)?;
     Ok(SavedRun::Measured {
