@@ -251,6 +251,39 @@ static void states(const struct subject * subject, const char * path, const char
     llama_free(ctx);
 }
 
+// Cut off after its first stream, or its first of two caches, which by then have what
+// they need to take over the constants: nothing is taken over, and what was built
+// before still computes.
+static void cut_off(const struct subject * subject, const char * path) {
+    struct llama_context_params params = settings(subject);
+    params.n_seq_max  = 2;
+    params.kv_unified = false;
+    struct llama_context * from = open_with(subject, params);
+    CHECK(llama_kvforge_set_calibration(from, path));
+    feed_prompt(from, subject, 0, 0);
+    feed_prompt(from, subject, 0, 1);
+    struct bytes state = { NULL, llama_state_get_size(from) };
+    state.at = malloc(state.n);
+    CHECK(llama_state_get_data(from, state.at, state.n) == state.n);
+    llama_free(from);
+
+    struct llama_context * ctx = open_with(subject, params);
+    feed_prompt(ctx, subject, 0, 0);
+    const struct run expected = continue_prompt(ctx, subject);
+    for (int tenths = 3; tenths < 10; tenths += 2) {
+        const bool set = llama_state_set_data(ctx, state.at, state.n / 10 * tenths) != 0;
+        expect(!set && llama_kvforge_centre_id(ctx) == 0, "%d tenths of a state are refused, and no constant is taken over", tenths);
+        llama_memory_clear(llama_get_memory(ctx), true);
+        feed_prompt(ctx, subject, 0, 0);
+        const struct run run = continue_prompt(ctx, subject);
+        expect_identical(&run, &expected, "after a state that is cut off");
+    }
+    CHECK(llama_state_set_data(ctx, state.at, state.n) == state.n);
+    expect(llama_kvforge_centre_id(ctx) != 0, "the whole of it is taken over");
+    llama_free(ctx);
+    free(state.at);
+}
+
 static void refused(struct llama_context * ctx, const char * path, const char * reason, const char * what) {
     errors[0] = 0;
     const uint64_t before = llama_kvforge_centre_id(ctx);
@@ -310,6 +343,7 @@ int main(int argc, char ** argv) {
     states(&subject, path, argv[4]);
     subject.type_k = subject.type_v = GGML_TYPE_Q4_0; // a stock type, behind the graph's rotation
     states(&subject, path, argv[4]);
+    cut_off(&subject, path);
     refusals(&subject, path, argv[4]);
 
     llama_model_free(subject.model);
