@@ -266,9 +266,9 @@ fn a_file_centres_a_capture_or_is_refused() {
     };
     std::fs::write(path("kv"), model.bytes()).unwrap();
     let mut capture = Capture::read(&path("kv")).unwrap();
-    let built_for = |layers: &[u32], heads: usize| {
+    let built_of = |layers: &[u32], heads: usize, value: f32| {
         let mut builder = Builder::new(0, "m");
-        let values = vec![9.0; 5 * heads * model.head_dim];
+        let values = vec![value; 5 * heads * model.head_dim];
         for layer in layers {
             let turning = Turning {
                 rope: Rope::NONE,
@@ -282,6 +282,7 @@ fn a_file_centres_a_capture_or_is_refused() {
         }
         builder.finish().unwrap()
     };
+    let built_for = |layers: &[u32], heads: usize| built_of(layers, heads, 9.0);
     let before = capture.layers[0].k_mean_other_text.clone();
     for (wrong, about) in [
         (
@@ -309,6 +310,10 @@ fn a_file_centres_a_capture_or_is_refused() {
         .centre(&mut capture)
         .unwrap();
     assert!(kl(&capture, Center::File) < plain / 10.0);
+    // Means of nothing are a calibration too, and gain nothing.
+    let zeros = built_of(&[0, 3, 7], 2, 0.0);
+    zeros.centre(&mut capture).unwrap();
+    assert_eq!(kl(&capture, Center::File), plain);
 
     std::fs::write(path("cal"), b"KVFCALIB\x02\0\0\0").unwrap();
     let error = Calibration::read(&path("cal")).unwrap_err().to_string();

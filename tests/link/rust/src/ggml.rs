@@ -46,7 +46,7 @@ pub struct FormatInfo {
 }
 
 /// The version of the table that is described here.
-pub const API_VERSION: u32 = 2;
+pub const API_VERSION: u32 = 3;
 
 /// `struct kvf_api`; functions that are not called have no types.
 #[repr(C)]
@@ -73,6 +73,9 @@ pub struct Api {
     pub counters_reset: extern "C" fn(),
     _counter: *const c_void,
     pub counter_next: unsafe extern "C" fn(cursor: *mut usize, out: *mut Count) -> i32,
+    _calibration_read: *const c_void,
+    _calibration_layer: *const c_void,
+    _static_centre: *const c_void,
 }
 
 pub const TYPE_F32: c_int = 0;
