@@ -2,7 +2,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use kvforge::calibration::{Builder, Calibration, Layer, SINKS, Turning};
-use kvforge_llama::probe::{Part, Record};
+use kvforge::capture::Part;
+use kvforge_llama::probe::Record;
 use serde_json::{Value, json};
 
 use crate::probe::Source;

@@ -1,8 +1,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use kvforge::capture::{self, Builder};
-use kvforge_llama::probe::{Part, Record};
+use kvforge::capture::Builder;
+use kvforge_llama::probe::Record;
 
 use crate::probe::Source;
 use crate::say::say;
@@ -77,11 +77,6 @@ fn collect(builder: &mut Option<Builder>, layers: &[usize], record: Record) -> R
             first,
             values,
         } => {
-            let part = match part {
-                Part::Query => capture::Part::Query,
-                Part::Key => capture::Part::Key,
-                Part::Value => capture::Part::Value,
-            };
             let shape = [n_heads, head_dim];
             builder.add(layer as usize, part, shape, first as usize, &values)?;
         }

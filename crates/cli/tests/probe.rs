@@ -131,6 +131,15 @@ impl Tree {
 }
 
 const CALIBRATE: [&str; 5] = ["calibrate", "--tree", ".", "--model", "tiny.gguf"];
+const CAPTURE: [&str; 7] = [
+    "capture",
+    "--tree",
+    ".",
+    "--model",
+    "tiny.gguf",
+    "-o",
+    "kv.st",
+];
 
 #[test]
 fn a_model_is_calibrated_captured_and_measured() {
@@ -164,18 +173,7 @@ fn a_model_is_calibrated_captured_and_measured() {
     let share = shown["layers"][0]["energyInMean"].as_f64().unwrap();
     assert!(share > 0.99 && share < 1.0, "{share}");
 
-    let capture = [
-        "capture",
-        "--tree",
-        ".",
-        "--model",
-        "tiny.gguf",
-        "-o",
-        "kv.st",
-        "--tokens",
-        "40",
-    ];
-    let out = tree.done(&capture);
+    let out = tree.done(&[&CAPTURE[..], &["--tokens", "40"]].concat());
     assert!(
         out.contains("kv.st: 1 layer of tiny, 40 tokens, 20 queries a head"),
         "{out}"
@@ -220,16 +218,7 @@ fn what_goes_wrong_is_said_and_leaves_nothing() {
         assert_eq!((code, out.as_str()), (2, ""), "{about}: {err}");
         assert!(err.contains(about), "{about}: {err}");
         assert!(!tree.path("tiny.kvcal").exists(), "{about}");
-        let capture = [
-            "capture",
-            "--tree",
-            ".",
-            "--model",
-            "tiny.gguf",
-            "-o",
-            "kv.st",
-        ];
-        assert_eq!(tree.run(&capture).0, 2, "{about}");
+        assert_eq!(tree.run(&CAPTURE).0, 2, "{about}");
         assert!(!tree.path("kv.st").exists(), "{about}");
     }
     let tree = Tree::new(&good, 0);

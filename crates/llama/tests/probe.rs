@@ -1,6 +1,7 @@
 //! The stream of the probe: read as it was told, and nothing else believed.
 
-use kvforge_llama::probe::{Part, ProbeError, Record, Stream};
+use kvforge::capture::Part;
+use kvforge_llama::probe::{ProbeError, Record, Stream};
 
 const MAGIC: &[u8] = b"KVFPROB1";
 

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use crate::Tree;
 use crate::gguf::{GgufError, Header};
 use crate::smoke::FOLDERS;
-pub use stream::{Part, Record, Stream};
+pub use stream::{Record, Stream};
 
 /// The program.
 const PROGRAM: &str = "llama-kvforge-probe";

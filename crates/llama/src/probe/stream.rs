@@ -1,5 +1,6 @@
 use std::io::{self, Read};
 
+use kvforge::capture::Part;
 use kvforge_calibration::{MAX_HEAD_DIM, MAX_HEADS, NO_ROPE, Rope};
 
 use super::ProbeError;
@@ -72,17 +73,6 @@ pub enum Record {
         /// Why.
         reason: String,
     },
-}
-
-/// Queries, keys or values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Queries, after RoPE.
-    Query,
-    /// Keys, after RoPE.
-    Key,
-    /// Values.
-    Value,
 }
 
 /// Reads what the probe writes. Memory is taken only for bytes that have come.
