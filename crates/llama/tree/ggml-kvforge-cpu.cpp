@@ -186,16 +186,41 @@ void copy(const ggml_compute_params * params, ggml_tensor * dst) {
 
 // --- FLASH_ATTN_EXT ----------------------------------------------------------
 
+// the cache, and what ggml_kvforge_flash_attn_add_exact puts beside it
+constexpr size_t MAX_SEGMENTS = 3;
+
 struct attention {
     kvf_attention a;
-    kvf_segment   segment;
+    kvf_segment   segments[MAX_SEGMENTS];
     int64_t n_kv_heads;
     int64_t group;        // query heads that share a kv head
     int64_t n_batch;
     int64_t q_block;      // query positions that share a decoded tile
     int64_t n_blocks;     // of query positions
-    int64_t n_chunks;     // ranges of keys per block, merged at the end; 1 = none
+    int64_t n_chunks;     // ranges of the cache per block, merged at the end; 1 = none
+
+    // what is merged for a block: ranges of the cache, and each further segment
+    int64_t n_parts() const { return n_chunks + a.n_segments - 1; }
 };
+
+// a segment's sources; K is null behind the last one
+struct segment_src {
+    const ggml_tensor * k;
+    const ggml_tensor * v;
+    const ggml_tensor * mask;
+    int64_t             first; // column of the mask
+};
+
+segment_src source(const ggml_tensor * node, size_t i) {
+    if (i == 0) {
+        return { node->src[1], node->src[2], node->src[3], 0 };
+    }
+    if (i == MAX_SEGMENTS) {
+        return {};
+    }
+    const int at = KVFORGE_SRC_EXACT_K + 2*(i - 1);
+    return { node->src[at], node->src[at + 1], node->src[KVFORGE_SRC_EXACT_MASK], i == 1 ? 0 : node->src[at - 2]->ne[1] };
+}
 
 float op_param(const ggml_tensor * node, int i) {
     float x;
@@ -208,29 +233,30 @@ attention plan(const ggml_tensor * node, int n_threads) {
     const ggml_tensor * q    = node->src[0];
     const ggml_tensor * k    = node->src[1];
     const ggml_tensor * v    = node->src[2];
-    const ggml_tensor * mask = node->src[3];
 
     attention p = {};
     p.n_kv_heads = k->ne[2];
     p.group      = q->ne[2] / k->ne[2];
     p.n_batch    = q->ne[3];
 
-    kvf_segment & s = p.segment;
-    s.k_type = ggml_kvforge_kernel_type(k->type);
-    s.v_type = ggml_kvforge_kernel_type(v->type);
-    s.n_kv   = k->ne[1];
-    s.k_row_stride  = k->nb[1];
-    s.k_head_stride = k->nb[2];
-    s.v_row_stride  = v->nb[1];
-    s.v_head_stride = v->nb[2];
-    if (mask) {
-        s.mask_type        = KVF_F16;
-        s.mask_row_stride  = mask->nb[1];
-        s.mask_head_stride = mask->nb[2];
-        s.mask_heads       = mask->ne[2];
+    kvf_attention & a = p.a;
+    for (segment_src from; (from = source(node, a.n_segments)).k; a.n_segments++) {
+        kvf_segment & s = p.segments[a.n_segments];
+        s.k_type = ggml_kvforge_kernel_type(from.k->type);
+        s.v_type = ggml_kvforge_kernel_type(from.v->type);
+        s.n_kv   = from.k->ne[1];
+        s.k_row_stride  = from.k->nb[1];
+        s.k_head_stride = from.k->nb[2];
+        s.v_row_stride  = from.v->nb[1];
+        s.v_head_stride = from.v->nb[2];
+        if (from.mask) {
+            s.mask_type        = KVF_F16;
+            s.mask_row_stride  = from.mask->nb[1];
+            s.mask_head_stride = from.mask->nb[2];
+            s.mask_heads       = from.mask->ne[2];
+        }
     }
 
-    kvf_attention & a = p.a;
     a.struct_size   = sizeof(a);
     a.head_dim_k    = k->ne[0];
     a.head_dim_v    = v->ne[0];
@@ -245,7 +271,6 @@ attention plan(const ggml_tensor * node, int n_threads) {
     a.scale   = op_param(node, 0);
     a.softcap = op_param(node, 2);
     a.isa     = ggml_kvforge_isa();
-    a.n_segments = 1;
 
     p.q_block  = min(max((ROWS_PER_TILE + p.group - 1) / p.group, (int64_t) 1), q->ne[1]);
     p.n_blocks = (q->ne[1] + p.q_block - 1) / p.q_block;
@@ -259,7 +284,7 @@ attention plan(const ggml_tensor * node, int n_threads) {
 size_t scratch_bytes(const attention & p) {
     // sizes are asked for before a graph's tensors have memory, so without pointers
     kvf_attention a = p.a;
-    a.segments = &p.segment;
+    a.segments = p.segments;
     return align_up(ggml_kvforge_api()->attend_scratch(&a, p.q_block));
 }
 
@@ -271,10 +296,10 @@ size_t partial_floats(const attention & p) {
     return p.q_block * p.group * ggml_kvforge_api()->partial_floats(&p.a);
 }
 
-// The work buffer: [threads][scratch, slopes], then [units][chunks][rows][partial].
+// The work buffer: [threads][scratch, slopes], then [units][parts][rows][partial].
 size_t work_bytes(const attention & p, int n_threads) {
     const size_t units = p.n_batch * p.n_kv_heads * p.n_blocks;
-    const size_t merge = p.n_chunks > 1 ? units * p.n_chunks * partial_floats(p) * sizeof(float) : 0;
+    const size_t merge = p.n_chunks > 1 ? units * p.n_parts() * partial_floats(p) * sizeof(float) : 0;
     return ALIGN + n_threads*thread_bytes(p) + merge;
 }
 
@@ -289,15 +314,18 @@ float slope(float max_bias, int64_t n_heads, int64_t h) {
 // the pointers of one batch
 void place_batch(attention & p, const ggml_tensor * node, int64_t batch) {
     const ggml_tensor * q = node->src[0];
-    const ggml_tensor * k = node->src[1];
-    const ggml_tensor * v = node->src[2];
-    const ggml_tensor * mask = node->src[3];
     p.a.q   = (const float *) ((const char *) q->data + batch*q->nb[3]);
     p.a.out = (float *) ((char *) node->data + batch*node->nb[3]);
-    p.segment.k = (const char *) k->data + batch / (q->ne[3]/k->ne[3]) * k->nb[3];
-    p.segment.v = (const char *) v->data + batch / (q->ne[3]/v->ne[3]) * v->nb[3];
-    p.segment.mask = mask ? (const char *) mask->data + batch % mask->ne[3] * mask->nb[3] : nullptr;
-    p.a.segments = &p.segment;
+    for (size_t i = 0; i < p.a.n_segments; i++) {
+        const segment_src from = source(node, i);
+        kvf_segment & s = p.segments[i];
+        s.k = (const char *) from.k->data + batch / (q->ne[3]/from.k->ne[3]) * from.k->nb[3];
+        s.v = (const char *) from.v->data + batch / (q->ne[3]/from.v->ne[3]) * from.v->nb[3];
+        if (from.mask) {
+            s.mask = (const char *) from.mask->data + batch % from.mask->ne[3] * from.mask->nb[3] + from.first*from.mask->nb[0];
+        }
+    }
+    p.a.segments = p.segments;
 }
 
 // Rows of one kv head, by the reference decoder.
@@ -310,48 +338,52 @@ std::vector<float> decoded(uint32_t type, const void * base, size_t row_stride, 
     return rows;
 }
 
+// The keys and values of one kv head in all segments.
+struct rows {
+    std::vector<float> k;
+    std::vector<float> v;
+};
+
 // Attention of one (position, head) in double precision from decoded rows: slow,
 // and sharing nothing with the kernels.
-void reference_row(const attention & p, int64_t position, int64_t head, const float * keys, const float * values) {
-    const kvf_segment & s = p.segment;
+void reference_row(const attention & p, int64_t position, int64_t head, const std::vector<rows> & segments) {
     const float * q = (const float *) ((const char *) p.a.q + position*p.a.q_row_stride + head*p.a.q_head_stride);
     const float   m_slope = p.a.slopes ? p.a.slopes[head] : 1.0f;
     float *       out = (float *) ((char *) p.a.out + position*p.a.out_row_stride + head*p.a.out_head_stride);
 
-    // minus infinity for a key that the mask hides
-    std::vector<double> scores(s.n_kv, -INFINITY);
-    std::vector<bool>   seen(s.n_kv, false);
+    struct key { double score; const float * value; };
+    std::vector<key> seen;
     double maximum = p.a.sinks ? p.a.sinks[head] : -INFINITY;
-    for (size_t t = 0; t < s.n_kv; t++) {
-        double bias = 0;
-        if (s.mask) {
-            const char * m = (const char *) s.mask + position*s.mask_row_stride + head % s.mask_heads * s.mask_head_stride;
-            bias = GGML_FP16_TO_FP32(((const ggml_fp16_t *) m)[t]);
-            if (bias == -INFINITY) {
-                continue;
+    for (size_t i = 0; i < p.a.n_segments; i++) {
+        const kvf_segment & s = p.segments[i];
+        for (size_t t = 0; t < s.n_kv; t++) {
+            double bias = 0;
+            if (s.mask) {
+                const char * m = (const char *) s.mask + position*s.mask_row_stride + head % s.mask_heads * s.mask_head_stride;
+                bias = GGML_FP16_TO_FP32(((const ggml_fp16_t *) m)[t]);
+                if (bias == -INFINITY) {
+                    continue;
+                }
             }
+            double dot = 0;
+            for (size_t j = 0; j < p.a.head_dim_k; j++) {
+                dot += (double) q[j] * segments[i].k[t*p.a.head_dim_k + j];
+            }
+            dot *= p.a.scale;
+            if (p.a.softcap != 0) {
+                dot = p.a.softcap * std::tanh(dot / p.a.softcap);
+            }
+            seen.push_back({ dot + m_slope*bias, &segments[i].v[t*p.a.head_dim_v] });
+            maximum = max(maximum, seen.back().score);
         }
-        double dot = 0;
-        for (size_t i = 0; i < p.a.head_dim_k; i++) {
-            dot += (double) q[i] * keys[t*p.a.head_dim_k + i];
-        }
-        dot *= p.a.scale;
-        if (p.a.softcap != 0) {
-            dot = p.a.softcap * std::tanh(dot / p.a.softcap);
-        }
-        seen[t]   = true;
-        scores[t] = dot + m_slope*bias;
-        maximum   = max(maximum, scores[t]);
     }
     double sum = p.a.sinks ? std::exp(p.a.sinks[head] - maximum) : 0;
     std::vector<double> acc(p.a.head_dim_v, 0.0);
-    for (size_t t = 0; t < s.n_kv; t++) {
-        if (seen[t]) {
-            const double w = std::exp(scores[t] - maximum);
-            sum += w;
-            for (size_t i = 0; i < p.a.head_dim_v; i++) {
-                acc[i] += w * values[t*p.a.head_dim_v + i];
-            }
+    for (const key & k : seen) {
+        const double w = std::exp(k.score - maximum);
+        sum += w;
+        for (size_t i = 0; i < p.a.head_dim_v; i++) {
+            acc[i] += w * k.value[i];
         }
     }
     for (size_t i = 0; i < p.a.head_dim_v; i++) {
@@ -386,12 +418,17 @@ void flash_attn(const ggml_compute_params * params, ggml_tensor * node) {
         for (int64_t u = params->ith; u < p.n_batch*p.n_kv_heads; u += params->nth) {
             const int64_t kv_head = u % p.n_kv_heads;
             place_batch(p, node, u / p.n_kv_heads);
-            const kvf_segment & s = p.segment;
-            const auto keys   = decoded(s.k_type, (const char *) s.k + kv_head*s.k_head_stride, s.k_row_stride, s.n_kv, p.a.head_dim_k);
-            const auto values = decoded(s.v_type, (const char *) s.v + kv_head*s.v_head_stride, s.v_row_stride, s.n_kv, p.a.head_dim_v);
+            std::vector<rows> segments;
+            for (size_t i = 0; i < p.a.n_segments; i++) {
+                const kvf_segment & s = p.segments[i];
+                segments.push_back({
+                    decoded(s.k_type, (const char *) s.k + kv_head*s.k_head_stride, s.k_row_stride, s.n_kv, p.a.head_dim_k),
+                    decoded(s.v_type, (const char *) s.v + kv_head*s.v_head_stride, s.v_row_stride, s.n_kv, p.a.head_dim_v),
+                });
+            }
             for (size_t position = 0; position < p.a.n_q; position++) {
                 for (int64_t head = kv_head*p.group; head < (kv_head + 1)*p.group; head++) {
-                    reference_row(p, position, head, keys.data(), values.data());
+                    reference_row(p, position, head, segments);
                 }
             }
         }
@@ -415,20 +452,44 @@ void flash_attn(const ggml_compute_params * params, ggml_tensor * node) {
         return;
     }
 
-    const size_t stride = partial_floats(p);
-    const int64_t share = ((int64_t) p.segment.n_kv + p.n_chunks - 1) / p.n_chunks;
+    const int64_t n_parts = p.n_parts();
+    const int64_t n_kv    = p.segments[0].n_kv;
+    const size_t  stride  = partial_floats(p);
+    const int64_t share = (n_kv + p.n_chunks - 1) / p.n_chunks;
     const int64_t chunk = (share + MIN_CHUNK - 1) / MIN_CHUNK * MIN_CHUNK;
-    for (int64_t i = params->ith; i < units*p.n_chunks; i += params->nth) {
-        const unit x = enter(i / p.n_chunks);
-        const int64_t begin = min(i % p.n_chunks * chunk, (int64_t) p.segment.n_kv);
-        const int64_t end   = min(begin + chunk, (int64_t) p.segment.n_kv);
-        check(api->attend_partial(&p.a, x.head, x.begin, x.end, 0, begin, end, partials + i*stride, scratch, scratch_size), node);
+    for (int64_t i = params->ith; i < units*n_parts; i += params->nth) {
+        const unit x = enter(i / n_parts);
+        // the last parts are the further segments, whole
+        const int64_t part    = i % n_parts;
+        const int64_t segment = max(part - p.n_chunks + 1, (int64_t) 0);
+        const int64_t begin   = segment > 0 ? 0 : min(part*chunk, n_kv);
+        const int64_t end     = segment > 0 ? (int64_t) p.segments[segment].n_kv : min(begin + chunk, n_kv);
+        check(api->attend_partial(&p.a, x.head, x.begin, x.end, segment, begin, end, partials + i*stride, scratch, scratch_size), node);
     }
     ggml_barrier(params->threadpool);
     for (int64_t u = params->ith; u < units; u += params->nth) {
         const unit x = enter(u);
-        check(api->attend_merge(&p.a, x.head, x.begin, x.end, partials + u*p.n_chunks*stride, p.n_chunks, stride), node);
+        check(api->attend_merge(&p.a, x.head, x.begin, x.end, partials + u*n_parts*stride, n_parts, stride), node);
     }
+}
+
+// further keys and values must fit the node's own
+bool supports_exact(const ggml_tensor * node) {
+    const ggml_tensor * q    = node->src[0];
+    const ggml_tensor * mask = node->src[KVFORGE_SRC_EXACT_MASK];
+    int64_t n_keys = 0;
+    for (size_t i = 1; source(node, i).k; i++) {
+        const auto fits = [&](const ggml_tensor * t, const ggml_tensor * own) {
+            return t && t->type == GGML_TYPE_F16 && t->nb[0] == sizeof(ggml_fp16_t) && t->ne[0] == own->ne[0]
+                && t->ne[1] == source(node, i).k->ne[1] && t->ne[2] == own->ne[2] && q->ne[3] % t->ne[3] == 0;
+        };
+        if (!fits(source(node, i).k, node->src[1]) || !fits(source(node, i).v, node->src[2])) {
+            return false;
+        }
+        n_keys += source(node, i).k->ne[1];
+    }
+    return n_keys == 0 ? !mask
+        : mask && mask->type == GGML_TYPE_F16 && mask->nb[0] == sizeof(ggml_fp16_t) && mask->ne[0] == n_keys && mask->ne[1] >= q->ne[1];
 }
 
 bool supports_flash_attn(const ggml_tensor * node) {
@@ -437,7 +498,8 @@ bool supports_flash_attn(const ggml_tensor * node) {
     const ggml_tensor * v = node->src[2];
     const ggml_tensor * mask  = node->src[3];
     const ggml_tensor * sinks = node->src[4];
-    return q->type == GGML_TYPE_F32 && node->type == GGML_TYPE_F32
+    return supports_exact(node)
+        && q->type == GGML_TYPE_F32 && node->type == GGML_TYPE_F32
         && ggml_kvforge_kernel_type(k->type) != UINT32_MAX
         && ggml_kvforge_kernel_type(v->type) != UINT32_MAX
         && (!ggml_kvforge_is(v->type) || ggml_kvforge_info(v->type).holds_values)

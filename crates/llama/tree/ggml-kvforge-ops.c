@@ -1,4 +1,4 @@
-// Constructors of the operations that give plain scores.
+// Constructors: operations that give plain scores, attention over more than the cache.
 
 #include "ggml-kvforge.h"
 
@@ -59,4 +59,16 @@ struct ggml_tensor * ggml_attn_score_polar(struct ggml_context * ctx, struct ggm
 
 struct ggml_tensor * ggml_attn_score_polar_preht(struct ggml_context * ctx, struct ggml_tensor * q, struct ggml_tensor * k, int n_kv_heads, bool use_qjl) {
     return polar(ctx, __func__, q, k, n_kv_heads, use_qjl, true);
+}
+
+void ggml_kvforge_flash_attn_add_exact(struct ggml_tensor * node, struct ggml_tensor * mask,
+        struct ggml_tensor * k, struct ggml_tensor * v, struct ggml_tensor * k_more, struct ggml_tensor * v_more) {
+    struct ggml_tensor * parts[] = { mask, k, v, k_more, v_more };
+    GGML_ASSERT(node->op == GGML_OP_FLASH_ATTN_EXT);
+    GGML_ASSERT(mask && k && v && !k_more == !v_more);
+    GGML_ASSERT(KVFORGE_SRC_EXACT_MASK + 5 <= GGML_MAX_SRC);
+    for (int i = 0; i < 5; i++) {
+        GGML_ASSERT(!parts[i] || parts[i]->type == GGML_TYPE_F16);
+        node->src[KVFORGE_SRC_EXACT_MASK + i] = parts[i];
+    }
 }

@@ -51,6 +51,76 @@ struct test_kvforge_score : public test_case {
     }
 };
 
+// FLASH_ATTN_EXT with exact copies of some keys beside the cache
+struct test_kvforge_exact : public test_case {
+    const ggml_type k;
+    const ggml_type v;
+    const int64_t hs;    // head size
+    const int64_t group; // query heads of each of two kv heads
+    const int64_t kv;    // keys in the cache
+    const int64_t exact; // exact copies
+    const int64_t more;  // exact copies in a second part; 0: there is none
+    const int64_t nb;    // query positions
+    const int64_t ns;    // sequences
+    const int     bias;  // ALiBi, soft-cap and sinks
+
+    std::string vars() override {
+        return VARS_TO_STR10(k, v, hs, group, kv, exact, more, nb, ns, bias);
+    }
+
+    double max_nmse_err() override {
+        return 5e-4;
+    }
+
+    test_kvforge_exact(ggml_type k, ggml_type v, int64_t hs, int64_t group, int64_t kv, int64_t exact, int64_t more, int64_t nb, int64_t ns, bool bias)
+        : k(k), v(v), hs(hs), group(group), kv(kv), exact(exact), more(more), nb(nb), ns(ns), bias(bias) {}
+
+    ggml_tensor * build_graph(ggml_context * ctx) override {
+        const auto rows = [&](ggml_type type, int64_t n, const char * name) {
+            ggml_tensor * t = ggml_new_tensor_4d(ctx, type, hs, 2, n, ns); // as a cache has them
+            ggml_set_name(t, name);
+            return ggml_permute(ctx, t, 0, 2, 1, 3);
+        };
+        const auto mask = [&](int64_t n, const char * name) {
+            ggml_tensor * t = ggml_new_tensor_4d(ctx, GGML_TYPE_F16, n, nb, 1, ns);
+            ggml_set_name(t, name);
+            return t;
+        };
+        ggml_tensor * q = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, hs, nb, 2*group, ns);
+        ggml_tensor * out = ggml_flash_attn_ext(ctx, q, rows(k, kv, "k"), rows(v, kv, "v"), mask(kv, "m"), 1.0f/sqrtf(hs), bias ? 8.0f : 0.0f, bias ? 10.0f : 0.0f);
+        if (bias) {
+            ggml_flash_attn_ext_add_sinks(out, ggml_new_tensor_1d(ctx, GGML_TYPE_F32, 2*group));
+        }
+        ggml_kvforge_flash_attn_add_exact(out, mask(exact + more, "m2"), rows(GGML_TYPE_F16, exact, "k2"), rows(GGML_TYPE_F16, exact, "v2"),
+            more ? rows(GGML_TYPE_F16, more, "k3") : nullptr, more ? rows(GGML_TYPE_F16, more, "v3") : nullptr);
+        ggml_set_name(out, "out");
+        return out;
+    }
+
+    void initialize_tensors(ggml_context * ctx) override {
+        for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+            if (t->name[0] == 'm') {
+                init_tensor_kq_mask(t);
+            } else if (!t->view_src) {
+                init_tensor_uniform(t);
+            }
+        }
+    }
+};
+
+static inline void kvforge_exact_cases(std::vector<std::unique_ptr<test_case>> & cases, ggml_type k, ggml_type v) {
+    for (int group : { 1, 6 }) {
+        for (int kv : { 1, 512 }) {
+            for (int nb : { 1, 75 }) {
+                for (int more : { 0, nb }) {
+                    cases.emplace_back(new test_kvforge_exact(k, v, 128, group, kv, 48, more, nb, 1, false));
+                    cases.emplace_back(new test_kvforge_exact(k, v, 256, group, kv, 96, more, nb, 2, true));
+                }
+            }
+        }
+    }
+}
+
 static inline void kvforge_score_cases(std::vector<std::unique_ptr<test_case>> & cases, ggml_type type) {
     const int polar = type == GGML_TYPE_Q4_POLAR;
     for (int hs : { 64, 128, 256 }) {
@@ -123,6 +193,7 @@ static inline void kvforge_test_cases(std::vector<std::unique_ptr<test_case>> & 
         const bool values = ggml_kvforge_info(type).holds_values;
         kvforge_score_cases(cases, type);
         kvforge_attention_cases(cases, type, values ? type : GGML_TYPE_F16);
+        kvforge_exact_cases(cases, type, values ? type : GGML_TYPE_F16);
         for (ggml_type other : stock) {
             kvforge_pair_cases(cases, type, other);
             if (values) kvforge_pair_cases(cases, other, type);

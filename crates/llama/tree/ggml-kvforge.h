@@ -84,6 +84,20 @@ GGML_API bool ggml_kvforge_validate(enum ggml_type type, const void * bytes, siz
 // Counter slot of a cache tensor: layer + 1 from a name that holds "_l<layer>", else 0.
 GGML_API uint32_t ggml_kvforge_slot(const char * name);
 
+// Gives FLASH_ATTN_EXT on types of ours further keys and values, which stand beside
+// those of the cache in the same softmax: exact copies of some, which the mask of the
+// node then hides. `k` and `v` are f16, laid out as the node's own K and V are; so are
+// `k_more` and `v_more`, or both NULL. `mask` is f16, [keys of k, then of k_more,
+// positions, 1, sequences].
+GGML_API void ggml_kvforge_flash_attn_add_exact(struct ggml_tensor * node, struct ggml_tensor * mask,
+        struct ggml_tensor * k, struct ggml_tensor * v, struct ggml_tensor * k_more, struct ggml_tensor * v_more);
+
+// Where the node keeps them.
+enum ggml_kvforge_flash_attn_src {
+    KVFORGE_SRC_EXACT_MASK = 5,
+    KVFORGE_SRC_EXACT_K    = 6, // then V, K of the second part, V of the second part
+};
+
 // --- in ggml-cpu ------------------------------------------------------------
 
 // Tasks for a node on our types; 0 if the node is none of ours.

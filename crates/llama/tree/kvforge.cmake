@@ -93,7 +93,8 @@ endfunction()
 # puts what llama.h gains into libllama, and beside it the program that looks at a
 # model's keys
 function(kvforge_add_to_llama target)
-    set(sources ${KVFORGE_DIR}/llama-kvforge-centre.cpp ${KVFORGE_DIR}/llama-kvforge-keys.cpp)
+    set(sources ${KVFORGE_DIR}/llama-kvforge-centre.cpp ${KVFORGE_DIR}/llama-kvforge-keys.cpp
+        ${KVFORGE_DIR}/llama-kvforge-window.cpp)
     target_sources(${target} PRIVATE ${sources} ${KVFORGE_DIR}/llama-kvforge.h)
     set_source_files_properties(${sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     if (LLAMA_BUILD_TOOLS)

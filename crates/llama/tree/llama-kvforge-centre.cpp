@@ -1,14 +1,11 @@
-#include "llama-kvforge-centre.h"
+#include "llama-kvforge-access.h"
 #include "llama-kvforge-keys.h"
 #include "ggml-kvforge.h"
 
 #include "llama-arch.h"
-#include "llama-context.h"
 #include "llama-ext.h"
 #include "llama-impl.h"
 #include "llama-io.h"
-#include "llama-kv-cache.h"
-#include "llama-kv-cache-iswa.h"
 #include "llama-model.h"
 
 #include <algorithm>
@@ -22,36 +19,6 @@
 #include <string>
 
 using centre_t = llama_kvforge_centre;
-
-// What is private in llama.cpp and needed here.
-struct llama_kvforge_access {
-    static llama_kvforge_cache & of(llama_kv_cache & cache) { return cache.kvforge; }
-
-    static size_t n_layers(const llama_kv_cache & cache) { return cache.layers.size(); }
-
-    static int32_t model_layer(const llama_kv_cache & cache, size_t ikv) { return (int32_t) cache.layers[ikv].il; }
-
-    static const ggml_tensor * keys(const llama_kv_cache & cache, size_t ikv) { return cache.layers[ikv].k; }
-
-    static int64_t head_size(const llama_kv_cache & cache, size_t ikv) { return cache.hparams.n_embd_head_k(cache.layers[ikv].il); }
-
-    static const float * hadamard(const llama_kv_cache & cache, int64_t n) { return cache.attn_rot_hadamard.at(n).data(); }
-
-    // another cache's cells and keys
-    static bool borrows(const llama_kv_cache & cache) { return cache.other != nullptr; }
-
-    static uint32_t n_used(const llama_kv_cache & cache) {
-        uint32_t n = 0;
-        for (const auto & cells : cache.v_cells) {
-            n += cells.get_used();
-        }
-        return n;
-    }
-
-    static void build_graphs_anew(llama_context & ctx) { ctx.sched_need_reserve = true; }
-};
-
-using access_to = llama_kvforge_access;
 
 namespace {
 

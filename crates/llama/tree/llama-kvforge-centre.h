@@ -3,6 +3,7 @@
 #pragma once
 
 #include "llama-kvforge.h"
+#include "llama-kvforge-window.h"
 #include "ggml-cpp.h"
 
 #include <cstdint>
@@ -34,6 +35,8 @@ struct llama_kvforge_cache {
     std::shared_ptr<const llama_kvforge_centre> centre;  // in use; null: none
     std::shared_ptr<llama_kvforge_centre>       loading; // of a state that is being read
 
+    llama_kvforge_window window;
+
     // the constants of a layer, or null
     ggml_tensor * of(size_t ikv) const { return centre ? centre->layers[ikv].tensor : nullptr; }
 };
@@ -60,8 +63,9 @@ bool llama_kvforge_state_read(llama_io_read_i & io, llama_kv_cache & cache, size
 void llama_kvforge_state_begin(llama_memory_i * memory);
 bool llama_kvforge_state_end  (llama_memory_i * memory);
 
-// `llama_kvforge_set_calibration` for programs that report errors themselves: true
-// also for an empty path.
-inline bool llama_kvforge_calibrate(llama_context * ctx, const char * path) {
-    return !path || !*path || llama_kvforge_set_calibration(ctx, path);
+// Both functions of llama-kvforge.h for programs that take these from their users: an
+// empty path is no calibration, a negative number what the context has by itself.
+inline bool llama_kvforge_set_up(llama_context * ctx, const char * calibration, int32_t n_window, int32_t n_first) {
+    return (!calibration || !*calibration || llama_kvforge_set_calibration(ctx, calibration))
+        && ((n_window < 0 && n_first < 0) || llama_kvforge_set_window(ctx, n_window, n_first));
 }

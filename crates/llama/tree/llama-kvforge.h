@@ -32,6 +32,27 @@ LLAMA_API uint64_t llama_kvforge_centre_id(const struct llama_context * ctx);
 // other constants are set or loaded.
 LLAMA_API const float * llama_kvforge_centre_of(const struct llama_context * ctx, int32_t il, size_t * n);
 
+// Lets queries read the newest `n_window` tokens of their sequence exact, from a small
+// f16 ring beside the cache, and the `n_first` first ones; 0 and 0 for none. A context
+// whose cache is of kvforge's types starts with LLAMA_KVFORGE_WINDOW. Which keys are read
+// exact depends on positions alone, not on how tokens are batched. Other cache types
+// have no window: the call changes nothing for them and says so in the log.
+//
+// A negative number leaves what it stands for as it is. May be called at any time; the
+// ring starts empty. Returns false, says why in the log and changes nothing if there is
+// no memory for it.
+//
+// A saved state does not hold the ring: after loading one, tokens are read from the cache
+// until new ones have come.
+#define LLAMA_KVFORGE_WINDOW 32
+LLAMA_API bool llama_kvforge_set_window(struct llama_context * ctx, int32_t n_window, int32_t n_first);
+
+// Tokens of a sequence that can be read exact at the moment.
+LLAMA_API uint32_t llama_kvforge_window_used(const struct llama_context * ctx, llama_seq_id seq);
+
+// Empties the ring: queries read the cache until new tokens have come.
+LLAMA_API void llama_kvforge_window_drop(struct llama_context * ctx);
+
 // Identifies a model by what a change of its weight type leaves alone: shapes,
 // norms and biases.
 LLAMA_API uint64_t llama_kvforge_model_id(const struct llama_model * model);

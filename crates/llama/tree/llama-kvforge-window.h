@@ -1,0 +1,82 @@
+// The window: beside a cache of our types, its newest tokens stand once more, exact.
+// What the lines that kvforge inserts into llama.cpp's cache and graphs call.
+//
+// Every token is coded into the cache, and copied as f16 into a slot of a small ring.
+// A query then reads the keys of its last `n` positions from the copies, and all others
+// from the cache. The ring is only a better copy: whatever is not in it is read from the
+// cache, so that losing it (a loaded state, a shift) costs accuracy until it is full
+// again, and never makes anything wrong. A slot knows the cell that it is a copy of and
+// how often that cell has been taken since: a cell that holds something else by now has
+// no copy.
+#pragma once
+
+#include "llama-kvforge.h"
+#include "ggml-cpp.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+class llama_kv_cache;
+class llama_kv_cells;
+class llm_graph_result;
+struct llama_memory_context_i;
+struct llama_memory_i;
+struct llama_ubatch;
+
+// What a cache holds of it. Streams are those of the cache.
+struct llama_kvforge_window {
+    uint32_t n       = 0; // newest positions of a sequence that its queries read exact; 0: no window
+    uint32_t n_first = 0; // first positions of every sequence, too
+    uint32_t n_slots = 0; // of a stream
+
+    struct layer {
+        ggml_tensor * k = nullptr; // [values of a cell, n_slots, streams], f16; as keys are stored: centred, rotated
+        ggml_tensor * v = nullptr;
+    };
+    std::vector<layer> layers; // by the cache's own numbering
+
+    std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> buffers;
+
+    // what a slot is a copy of
+    struct slot {
+        uint32_t  cell  = 0;
+        uint32_t  taken = 0; // of the cell, at that time; 0: the slot is empty
+        llama_pos pos   = 0;
+    };
+    std::vector<std::vector<slot>> slots; // [streams][n_slots]
+
+    // What the graph of one ubatch does. A few tokens go into the ring first, and are read
+    // from there; of many, attention reads this batch's own keys and values, and those
+    // that later ones will want are copied into the ring behind it.
+    struct plan {
+        bool     first    = true; // tokens are written before attention
+        uint32_t n_tokens = 0;    // of a stream of the ubatch
+        uint32_t n_kv     = 0;
+
+        struct copy { uint32_t column; uint32_t cell; llama_pos pos; };
+        std::vector<std::vector<copy>> copies; // [streams of the ubatch]: what can be read exact
+        std::vector<int32_t>           tokens; // of the ubatch, that are written
+        std::vector<int64_t>           rows;   // where to, over all streams
+    };
+    plan now;
+
+    size_t bytes() const;
+};
+
+// After a cache has taken an ubatch into its cells (`strm` and `idxs`, by streams of the
+// ubatch): decides what goes where.
+void llama_kvforge_window_apply(llama_kv_cache & cache, const std::vector<llama_seq_id> & strm,
+    const std::vector<std::vector<uint32_t>> & idxs, const llama_ubatch & ubatch, uint32_t n_kv);
+
+// Attention of a layer, before it is put into its graph: gives it the exact copies, if the
+// cache that it reads has any.
+void llama_kvforge_window_attach(llm_graph_result & res, ggml_context * ctx, ggml_cgraph * gf,
+    const llama_memory_context_i * memory, bool causal, ggml_tensor * attention);
+
+// Copies a stream's ring together with the stream.
+void llama_kvforge_window_copy(llama_kv_cache & cache, uint32_t from, uint32_t to);
+
+// The window of a new context: the default one if its cache is of our types.
+void llama_kvforge_window_default(llama_memory_i * memory);
