@@ -62,6 +62,10 @@ static inline struct llama_context_params settings(const struct subject * subjec
 // Set for runs whose keys are centred: every context then begins with it.
 static const char * calibration;
 
+// Set for runs that keep the newest tokens exact, as contexts do by themselves. Copies
+// are lost where a cache is loaded or cut, so that less can be asked of such a run.
+static bool windowed;
+
 static inline struct llama_context * open_with(const struct subject * subject, struct llama_context_params params) {
     struct llama_context * ctx = llama_init_from_model(subject->model, params);
     if (!ctx) {
@@ -69,6 +73,9 @@ static inline struct llama_context * open_with(const struct subject * subject, s
     }
     if (calibration && !llama_kvforge_set_calibration(ctx, calibration)) {
         give_up("the calibration does not fit the model");
+    }
+    if (!windowed && !llama_kvforge_set_window(ctx, 0, 0)) {
+        give_up("the window cannot be taken away");
     }
     return ctx;
 }
@@ -182,8 +189,16 @@ static inline void expect_same(const struct run * run, const struct run * expect
     expect_alike(run, expected, TOKENS, what);
 }
 
-// The same numbers, too: what came out of the same bytes of cache.
+// Tokens that must be as expected where sums are rounded in another way.
+enum { AT_LEAST = 16 };
+
+// The same numbers, too: what came out of the same bytes of cache. Where copies of the
+// last tokens are gone, at least text that begins alike.
 static inline void expect_identical(const struct run * run, const struct run * expected, const char * what) {
+    if (windowed) {
+        expect_alike(run, expected, AT_LEAST, what);
+        return;
+    }
     expect(memcmp(run, expected, sizeof(*run)) == 0, "%s: the same tokens, and logits to the last bit", what);
 }
 

@@ -2,7 +2,7 @@
 // reused, positions shifted. Greedy text must be what an undisturbed run gives,
 // and a state that is not this cache's must be refused and leave nothing.
 //
-// Usage: sessions MODEL TYPE_K TYPE_V FOLDER [coarse] [CALIBRATION]
+// Usage: sessions MODEL TYPE_K TYPE_V FOLDER [coarse] [windowed] [CALIBRATION]
 // FOLDER: for saved states; CALIBRATION: keys are centred throughout
 
 #include "keys.h"
@@ -16,9 +16,6 @@
 // not change the text; and another way if keys are not where they should be.
 #define ROUND "for i in range(10):\\n"
 static const char TEXT[] = ROUND "    print(i)\\n" ROUND "    print(i)\\n" ROUND "    print(i)\\n" ROUND;
-
-// Tokens that must be as expected where sums are rounded in another way.
-enum { AT_LEAST = 16 };
 
 // Tokens that `generate` leaves the cache with, beyond the prompt's.
 static void remove_tail(struct llama_context * ctx, const struct subject * subject) {
@@ -212,10 +209,12 @@ static void sliding_window(const struct subject * given, const char * path, cons
 }
 
 int main(int argc, char ** argv) {
-    coarse = argc > 5 && strcmp(argv[5], "coarse") == 0;
-    calibration = argc == 6 + coarse ? argv[5 + coarse] : NULL;
-    if (argc != 5 + coarse + (calibration != NULL)) {
-        fprintf(stderr, "usage: sessions MODEL TYPE_K TYPE_V FOLDER [coarse] [CALIBRATION]\n");
+    int n = 5;
+    coarse   = n < argc && strcmp(argv[n], "coarse") == 0 && n++;
+    windowed = n < argc && strcmp(argv[n], "windowed") == 0 && n++;
+    calibration = n < argc ? argv[n++] : NULL;
+    if (argc < 5 || argc != n) {
+        fprintf(stderr, "usage: sessions MODEL TYPE_K TYPE_V FOLDER [coarse] [windowed] [CALIBRATION]\n");
         return 2;
     }
     llama_log_set(keep_errors, NULL);

@@ -1,4 +1,4 @@
-//! A cache that lives, through libllama: tests/llama/sessions.c.
+//! A cache that lives, through libllama: tests/llama/sessions.c and window.cpp.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,9 +12,9 @@ use crate::kvforge::Tree;
 use crate::places::Workshop;
 use crate::report::Checked;
 
-/// Runs the program on the small model with every format that fits it and with
+/// Runs sessions.c on the small model with every format that fits it and with
 /// f16, of which as much is expected; and with the others on the one with wide
-/// heads, which has a sliding window.
+/// heads, which has a sliding window. Then window.cpp on both.
 pub fn check(
     log: &Log,
     workshop: &Workshop,
@@ -55,6 +55,23 @@ pub fn check(
         };
         run(wide, format.name, v.name, more)?;
     }
+    // with the window that a context has by itself
+    run(small, values.name, values.name, &["windowed"])?;
+    run(wide, values.name, values.name, &["coarse", "windowed"])?;
+
+    let program = build(log, workshop, tree, "window.cpp")?;
+    let mut run = |model: &Path, k: &FormatSpec, v: &FormatSpec| {
+        let mut command = Command::new(&program);
+        let printed = log
+            .run(command.arg(model).args([k.name, v.name]))
+            .with_context(|| format!("window, K {}, V {}", k.name, v.name))?;
+        checked.add(capi::checks(&printed.stdout)?);
+        anyhow::Ok(())
+    };
+    run(small, values, values)?;
+    // types that differ, of which one cannot shift
+    let key = cache_formats().find(|format| !format.holds_values());
+    run(wide, key.context("no format is for keys only")?, fitting[0])?;
     Ok(checked)
 }
 

@@ -217,7 +217,7 @@ pub fn steps(report: &mut Report, workshop: &Workshop, full: bool, reuse: bool) 
         Step {
             name: "sessions",
             after: &[BUILD],
-            repair: "look at the hooks cache-shift, cache-can-shift and state-*; the check above is one of tests/llama",
+            repair: "look at the hooks cache-shift, cache-can-shift, state-* and *-window*; the check above is one of tests/llama",
         },
         |log| sessions::check(log, workshop, &tree, found.model()?, found.wide()?),
     );
