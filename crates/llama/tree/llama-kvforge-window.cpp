@@ -15,9 +15,14 @@ using window_t = llama_kvforge_window;
 
 namespace {
 
-// Slots of a sequence beyond its window: so many tokens can be written before attention
-// has read the oldest of the window, and taken back again without leaving a gap in it.
+// Slots of a stream beyond the windows of its sequences: so many tokens can be written
+// before attention has read the oldest of a window, and taken back again without leaving a
+// gap in it.
 constexpr uint32_t SLACK = 16;
+
+// Many sequences that share a small cache share this part of its size, the newest tokens of
+// each first: the ring stays small beside the cache.
+constexpr uint32_t SHARED_PART = 16;
 
 bool is_ours(const llama_kv_cache & cache) {
     return ggml_kvforge_is(cache.type_k()) || (access_to::values(cache, 0) && ggml_kvforge_is(cache.type_v()));
@@ -226,7 +231,8 @@ window_t make(const llama_kv_cache & cache, uint32_t n, uint32_t n_first) {
     if (w.n == 0 && w.n_first == 0) {
         return w;
     }
-    w.n_slots = std::min<uint64_t>((uint64_t) n_seqs*(w.n + w.n_first + SLACK), cache.get_size());
+    const uint32_t n_each = w.n + w.n_first;
+    w.n_slots = std::min<uint64_t>((uint64_t) n_seqs*n_each, std::max(n_each, cache.get_size()/SHARED_PART)) + SLACK;
     w.slots.assign(n_streams, std::vector<window_t::slot>(w.n_slots));
     w.layers.resize(access_to::n_layers(cache));
 
