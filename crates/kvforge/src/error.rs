@@ -51,6 +51,22 @@ pub enum Error {
         /// What is wrong with it.
         cause: CodecError,
     },
+    /// A key or value that was to be appended to a cache cannot be stored; none of
+    /// its batch has been.
+    #[error("{what} of appended token {token}, kv head {head}: {cause}")]
+    Token {
+        /// `key` or `value`.
+        what: &'static str,
+        /// Index of the token among those that were appended together.
+        token: usize,
+        /// Its kv head.
+        head: usize,
+        /// What is wrong with it.
+        cause: CodecError,
+    },
+    /// A kernel refused its work.
+    #[error("no kernel for this: {0}")]
+    Kernel(#[from] kvforge_cpu::Error),
     /// What was asked for does not fit together.
     #[error("expected {expected}, found {found}")]
     Mismatch {

@@ -7,11 +7,13 @@
 //! | [`capture`] | queries, keys and values captured from a model |
 //! | [`calibration`] | what the keys of a model have in common, and the centres that follow |
 //! | [`peers`] | the cache types that llama.cpp has, to compare with |
+//! | [`cache`] | a compressed KV cache with an exact window, and attention over it |
 //! | [`quality`] | what each format does to captured attention |
 //! | [`fixture`] | the public test files, read and checked |
 //!
-//! Everything here runs the reference codecs of [`kvforge_formats`]; it measures
-//! formats, not kernels. Libraries return values: only the command prints.
+//! [`cache`] runs the kernels of [`kvforge_cpu`]. Everything else runs the reference codecs
+//! of [`kvforge_formats`]: it measures formats, not kernels. Libraries return values: only
+//! the command prints.
 //!
 //! ```
 //! use kvforge::npy::Array;
@@ -27,6 +29,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod calibration;
 pub mod capture;
 mod error;

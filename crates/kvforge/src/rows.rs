@@ -5,21 +5,13 @@
 //! without a gap. The bytes hold no shape, so that a reader has to know both the
 //! format and the head size.
 
+pub use kvforge_cpu::Encoder;
 use kvforge_formats::q4_polar::{self, Residual};
 use kvforge_formats::{CodecError, Domain, Encode, FORMATS, FormatSpec, by_name};
 use rayon::prelude::*;
 
 use crate::Error;
 use crate::npy::Array;
-
-/// Which of a format's encoders.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Encoder {
-    /// Byte for byte what the public encoder writes.
-    Reference,
-    /// Less error, for the same decoders.
-    Best,
-}
 
 fn encoder(spec: &FormatSpec, encoder: Encoder) -> Encode {
     match encoder {
