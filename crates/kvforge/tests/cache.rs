@@ -434,6 +434,14 @@ fn what_does_not_fit_is_refused() {
     let options = KvCacheOptions::new(2, 64, TBQ4, TBQ4);
     let with = |options| KvCache::new(options);
     says(with(options.clone().sequences(0)), &["one sequence"]);
+    let too_many = options.clone().sequences(usize::MAX);
+    says(
+        with(too_many),
+        &["sequences as memory", &usize::MAX.to_string()],
+    );
+    let mut cache = with(options.clone().capacity(usize::MAX)).unwrap();
+    let token = gaussian(1, 128);
+    says(cache.append(0, &token, &token), &["capacity that memory"]);
     says(
         with(options.clone().centre(vec![0.0; 64])),
         &["[2, 64]", "64"],
@@ -449,6 +457,12 @@ fn what_does_not_fit_is_refused() {
     pair.append(0, 40);
     let queries = gaussian(1, 4 * 64);
     let attend = attention(4, 64);
+    assert!(
+        pair.cache
+            .attend(1, &[], 9, &attention(usize::MAX - 1, 64))
+            .unwrap()
+            .is_empty()
+    );
     let before = pair.cache.attend(0, &queries, 39, &attend).unwrap();
     let bytes = pair.cache.bytes();
     let (k, good) = (gaussian(2, 3 * 128), gaussian(3, 3 * 128));
@@ -494,7 +508,6 @@ fn what_does_not_fit_is_refused() {
 
     assert_eq!((cache.len(0).unwrap(), cache.bytes()), (40, bytes));
     assert_eq!(cache.attend(0, &queries, 39, &attend).unwrap(), before);
-    assert!(cache.attend(1, &[], 0, &attend).unwrap().is_empty());
     pair.append(0, 10);
     pair.check(0, 40, 10, &attend);
 }

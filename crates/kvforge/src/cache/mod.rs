@@ -88,7 +88,14 @@ impl KvCache {
     /// not whole blocks, a type that holds no keys or no values, a wrong centre.
     pub fn new(options: KvCacheOptions) -> Result<KvCache, Error> {
         let planes = options.check()?;
-        let sequences = vec![Sequence::new(&planes); options.sequences];
+        let mut sequences = Vec::new();
+        sequences
+            .try_reserve_exact(options.sequences)
+            .map_err(|_| {
+                let found = options.sequences.to_string();
+                Error::mismatch("as many sequences as memory can hold", found)
+            })?;
+        sequences.resize(options.sequences, Sequence::new(&planes));
         Ok(KvCache {
             options,
             planes,
@@ -167,6 +174,9 @@ impl KvCache {
                 format!("{n_q} queries from position {first} on"),
             ));
         }
+        if n_q == 0 {
+            return Ok(vec![]);
+        }
         let work = attend::Work {
             planes: &self.planes,
             n_kv_heads: self.options.n_kv_heads,
@@ -234,7 +244,7 @@ impl KvCache {
     }
 
     /// Removes the tokens of a sequence from position `n` on, copies included. A rollback
-    /// to 16 tokens below its longest length leaves no gap in the window.
+    /// to at most 16 tokens below its longest length leaves no gap in the window.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if the sequence does not exist or is shorter.

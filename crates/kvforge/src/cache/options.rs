@@ -1,8 +1,9 @@
 //! What a cache is made of.
 
 use kvforge_cpu::{CacheType, Encoder};
+use kvforge_formats::FormatSpec;
 
-use super::plane::{KEY, Plane, VALUE};
+use super::plane::Plane;
 use super::sequence::Exact;
 use crate::Error;
 
@@ -136,23 +137,28 @@ impl KvCacheOptions {
             return Err(Error::mismatch("at least one sequence", "none"));
         }
         let copied = self.window > 0 || self.sinks > 0;
-        let plane = |name, kind, dim: usize| Plane::new(name, kind, self.n_kv_heads, dim, copied);
+        let (heads, k_dim, v_dim) = (self.n_kv_heads, self.head_dim_k, self.head_dim_v);
+        let (keys, values) = (FormatSpec::holds_keys, FormatSpec::holds_values);
         let planes = [
-            plane(KEY, self.k_type, self.head_dim_k)?,
-            plane(VALUE, self.v_type, self.head_dim_v)?,
+            Plane::new("key", keys, self.k_type, [heads, k_dim], copied)?,
+            Plane::new("value", values, self.v_type, [heads, v_dim], copied)?,
         ];
         if let Some(centre) = &self.centre {
-            let (heads, dim) = (self.n_kv_heads, self.head_dim_k);
             if centre.len() != planes[0].values() {
                 return Err(Error::mismatch(
-                    format!("a centre of a key of every head, [{heads}, {dim}]"),
+                    format!("a centre of a key of every head, [{heads}, {k_dim}]"),
                     format!("{} numbers", centre.len()),
                 ));
             }
             if let Some(i) = centre.iter().position(|x| !x.is_finite()) {
                 return Err(Error::mismatch(
                     "a finite centre",
-                    format!("{} in value {} of kv head {}", centre[i], i % dim, i / dim),
+                    format!(
+                        "{} in value {} of kv head {}",
+                        centre[i],
+                        i % k_dim,
+                        i / k_dim
+                    ),
                 ));
             }
         }

@@ -2,7 +2,7 @@
 
 use kvforge_cpu::view::{Rows, Shape};
 use kvforge_cpu::{CacheType, Encoder, Isa};
-use kvforge_formats::{CodecError, f32_to_f16};
+use kvforge_formats::{CodecError, FormatSpec, f32_to_f16};
 use rayon::prelude::*;
 
 use crate::Error;
@@ -20,14 +20,16 @@ pub(super) struct Plane {
 }
 
 impl Plane {
+    /// `name` is what a row is called, `holds` says whether a format may hold it.
+    ///
     /// # Errors
     /// [`Error::Mismatch`] for a type that does not hold them, and for heads that are
     /// not a whole number of blocks.
     pub(super) fn new(
         name: &'static str,
+        holds: impl Fn(&FormatSpec) -> bool,
         kind: CacheType,
-        heads: usize,
-        dim: usize,
+        [heads, dim]: [usize; 2],
         copied: bool,
     ) -> Result<Plane, Error> {
         if heads == 0 || dim == 0 {
@@ -38,8 +40,7 @@ impl Plane {
         }
         let holds = match kind {
             CacheType::F32 | CacheType::F16 => true,
-            CacheType::Format(spec) if name == KEY => spec.holds_keys(),
-            CacheType::Format(spec) => spec.holds_values(),
+            CacheType::Format(spec) => holds(spec),
             CacheType::Q8_0 | CacheType::PolarResidual => false,
         };
         if !holds {
@@ -192,11 +193,6 @@ impl Plane {
         Rows::new(bytes.get(start..).unwrap_or_default(), shape)
     }
 }
-
-/// What keys are called.
-pub(super) const KEY: &str = "key";
-/// What values are called.
-pub(super) const VALUE: &str = "value";
 
 /// Plain numbers.
 fn copy(kind: CacheType, x: &[f32], bytes: &mut [u8]) {
