@@ -6,14 +6,13 @@ mod common;
 
 use common::{dot, gaussian};
 use kvforge::Error;
-use kvforge::cache::{AttendOptions, CacheBytes, CacheType, Encoder, KvCache, KvCacheOptions};
+use kvforge::cache::{
+    AttendOptions, CacheBytes, CacheType, Encoder, KvCache, KvCacheOptions, SLACK,
+};
 use kvforge_formats::{Domain, cache_formats, f16_to_f32, f32_to_f16, tbq3_0, tbq4_0};
 
 /// Largest error, relative to the largest output.
 const TOLERANCE: f64 = 1e-5;
-
-/// Tokens that a rollback may remove without a gap, as documented.
-const ROLLBACK: usize = 16;
 
 const TBQ3: CacheType = CacheType::Format(&tbq3_0::SPEC);
 const TBQ4: CacheType = CacheType::Format(&tbq4_0::SPEC);
@@ -309,7 +308,7 @@ fn any_order_of_calls() {
                 pair.longest[seq] = pair.tokens[seq].len();
             }
             4 | 5 => {
-                let least = pair.longest[seq].saturating_sub(ROLLBACK).min(len);
+                let least = pair.longest[seq].saturating_sub(SLACK).min(len);
                 pair.truncate(seq, len - any(len - least + 1));
             }
             _ => pair.append(seq, [1, 1, 1, 2, 6, 20][any(6)]),
@@ -508,6 +507,12 @@ fn what_does_not_fit_is_refused() {
 
     assert_eq!((cache.len(0).unwrap(), cache.bytes()), (40, bytes));
     assert_eq!(cache.attend(0, &queries, 39, &attend).unwrap(), before);
+    // What follows stands where it should, as code as well.
     pair.append(0, 10);
+    pair.check(0, 40, 10, &attend);
+    pair.cache.drop_window(0).unwrap();
+    for token in &mut pair.tokens[0] {
+        token.copied = false;
+    }
     pair.check(0, 40, 10, &attend);
 }

@@ -13,14 +13,14 @@
 //! token, but for rounding.
 //!
 //! **A better copy, no more.** What is not in the ring is read from the code: after
-//! [`KvCache::drop_window`], a rollback over more than 16 tokens, or for queries of
-//! long ago. That costs accuracy until the ring is full again, and never makes anything
+//! [`KvCache::drop_window`], a rollback over more than [`SLACK`] tokens, or for queries
+//! of long ago. That costs accuracy until the ring is full again, and never makes anything
 //! wrong.
 //!
 //! **Memory** of a sequence: its tokens as coded, and at 2 bytes a value the first
-//! `sinks` ones, the newest `window` with up to 32 more, and the last batch, which stays
-//! as it is until the next [`append`](KvCache::append), so that its first queries find
-//! their windows. Beside f32, copies are f32. [`KvCache::bytes`] says what it is.
+//! `sinks` ones, the newest `window` with at most twice [`SLACK`] more, and the last batch,
+//! which stays as it is until the next [`append`](KvCache::append), so that its first
+//! queries find their windows. Beside f32, copies are f32. [`KvCache::bytes`] says what it is.
 //!
 //! **Centred keys.** Keys code better without what all keys of a head have in common.
 //! Softmax does not see a constant subtracted from all keys of a head, so nothing is
@@ -58,6 +58,7 @@ use std::borrow::Cow;
 pub use attend::AttendOptions;
 pub use kvforge_cpu::{CacheType, Encoder};
 pub use options::{DEFAULT_WINDOW, KvCacheOptions};
+pub use sequence::SLACK;
 
 use crate::Error;
 use plane::Plane;
@@ -244,7 +245,7 @@ impl KvCache {
     }
 
     /// Removes the tokens of a sequence from position `n` on, copies included. A rollback
-    /// to at most 16 tokens below its longest length leaves no gap in the window.
+    /// to at most [`SLACK`] tokens below its longest length leaves no gap in the window.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if the sequence does not exist or is shorter.

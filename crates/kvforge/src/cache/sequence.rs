@@ -8,9 +8,10 @@ use super::plane::Plane;
 use super::run::Run;
 use crate::Error;
 
-/// How far a sequence can be rolled back without a gap in its window, and how many
-/// tokens more may gather before the ring is cut back.
-pub(super) const SLACK: usize = 16;
+/// Tokens beyond the window that its ring keeps at least, so that a sequence can be
+/// rolled back so far without a gap in its window. It is cut back when it has twice as
+/// many.
+pub const SLACK: usize = 16;
 
 /// Which tokens are kept exact.
 #[derive(Clone, Copy, Debug)]
