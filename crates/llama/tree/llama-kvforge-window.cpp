@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstring>
 #include <map>
 #include <stdexcept>
 
@@ -118,11 +119,10 @@ std::vector<uint32_t> place(const window_t & w, const std::vector<window_t::slot
 
 class window_input : public llm_graph_input_i {
 public:
-    window_input(llama_kv_cache & cache, const ggml_tensor * of, bool causal) : cache(cache), of(of), causal(causal) {}
+    window_input(llama_kv_cache & cache, const ggml_tensor * whole) : cache(cache), whole(whole) {}
 
     llama_kv_cache &    cache;
-    const ggml_tensor * of; // the mask that the graph would have without a window
-    const bool          causal;
+    const ggml_tensor * whole; // the mask that attention would have without a window
 
     bool     first     = false;
     uint32_t n_written = 0;
@@ -134,12 +134,14 @@ public:
 
     std::vector<const ggml_tensor *> read; // keys of caches that have their copies in this graph
 
+    // behind the input that sets the whole mask: a graph sets them in the order in which
+    // they came into it
     void set_input(const llama_ubatch * ubatch) override {
         const window_t & w = access_to::of(cache).window;
         const auto & now = w.now;
-        cache.set_input_kq_mask(mask, ubatch, causal);
 
         // what is read exact moves from one mask into the other, whatever it is
+        memcpy(mask->data, whole->data, ggml_nbytes(mask));
         const ggml_fp16_t hidden = ggml_fp32_to_fp16(-INFINITY);
         auto * from = (ggml_fp16_t *) mask->data;
         auto * to   = (ggml_fp16_t *) exact->data;
@@ -163,11 +165,10 @@ public:
         }
     }
 
-    bool can_reuse(const llm_graph_params & params) override {
+    bool can_reuse(const llm_graph_params &) override {
         const window_t & w = access_to::of(cache).window;
         const auto & now = w.now;
-        return causal == params.cparams.causal_attn
-            && mask->ne[0] == now.n_kv && mask->ne[1] == now.n_tokens && mask->ne[3] == (int64_t) now.copies.size()
+        return mask->ne[0] == now.n_kv && mask->ne[1] == now.n_tokens && mask->ne[3] == (int64_t) now.copies.size()
             && exact->ne[0] == w.n_slots + (first ? 0 : now.n_tokens)
             && first == now.first && n_written == now.tokens.size();
     }
@@ -179,16 +180,17 @@ ggml_tensor * input(ggml_tensor * t, const char * name) {
     return t;
 }
 
-window_input & input_of(llm_graph_result & res, ggml_context * ctx, const llama_kv_cache_context & context, const ggml_tensor * mask, bool causal) {
+window_input & input_of(llm_graph_result & res, ggml_context * ctx, ggml_cgraph * gf, const llama_kv_cache_context & context, ggml_tensor * mask) {
     llama_kv_cache & cache = access_to::cache_of(context);
     for (const auto & known : res.inputs) {
         auto * own = dynamic_cast<window_input *>(known.get());
-        if (own && &own->cache == &cache && own->of == mask) {
+        if (own && &own->cache == &cache && own->whole == mask) {
             return *own;
         }
     }
     const window_t & w = access_to::of(cache).window;
-    auto made = std::make_unique<window_input>(cache, mask, causal);
+    auto made = std::make_unique<window_input>(cache, mask);
+    ggml_build_forward_expand(gf, mask); // it gets memory although no operation may read it
     const int64_t n_tokens = mask->ne[1];
     const int64_t n_all    = mask->ne[1]*mask->ne[3];
     if (access_to::reserves(context)) {
@@ -381,10 +383,10 @@ void llama_kvforge_window_apply(llama_kv_cache & cache, const std::vector<llama_
 }
 
 void llama_kvforge_window_attach(llm_graph_result & res, ggml_context * ctx, ggml_cgraph * gf,
-        const llama_memory_context_i * memory, bool causal, ggml_tensor * attention) {
+        const llama_memory_context_i * memory, ggml_tensor * attention) {
     const ggml_tensor * k    = attention->src[1];
     const ggml_tensor * v    = attention->src[2];
-    const ggml_tensor * mask = attention->src[3];
+    ggml_tensor *       mask = attention->src[3];
     if (!k->view_src || !v->view_src || !mask || mask->op != GGML_OP_NONE || mask->type != GGML_TYPE_F16) {
         return;
     }
@@ -403,7 +405,7 @@ void llama_kvforge_window_attach(llm_graph_result & res, ggml_context * ctx, ggm
         if (!k_cur || !v_cur) {
             return;
         }
-        window_input & in = input_of(res, ctx, *context, mask, causal);
+        window_input & in = input_of(res, ctx, gf, *context, mask);
         // a layer that reads keys which another one has stored and read: by now the ring
         // may be one ubatch further
         if (std::count(in.read.begin(), in.read.end(), k->view_src) > 0) {
@@ -477,6 +479,7 @@ void llama_kvforge_window_default(llama_memory_i * memory) {
 
 bool llama_kvforge_set_window(llama_context * ctx, int32_t n_window, int32_t n_first) {
     try {
+        ctx->synchronize(); // the ring may still be read
         set_window(ctx->get_memory(), n_window, n_first);
         access_to::build_graphs_anew(*ctx);
         return true;

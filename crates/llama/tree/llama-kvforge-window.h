@@ -73,7 +73,7 @@ void llama_kvforge_window_apply(llama_kv_cache & cache, const std::vector<llama_
 // Attention of a layer, before it is put into its graph: gives it the exact copies, if the
 // cache that it reads has any.
 void llama_kvforge_window_attach(llm_graph_result & res, ggml_context * ctx, ggml_cgraph * gf,
-    const llama_memory_context_i * memory, bool causal, ggml_tensor * attention);
+    const llama_memory_context_i * memory, ggml_tensor * attention);
 
 // Copies a stream's ring together with the stream.
 void llama_kvforge_window_copy(llama_kv_cache & cache, uint32_t from, uint32_t to);

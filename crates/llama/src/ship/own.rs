@@ -39,6 +39,7 @@ impl Payload {
             patches: PatchSet::parse(concat!(
                 include_str!("../../patchsets/llama-cpp/ggml.toml"),
                 include_str!("../../patchsets/llama-cpp/llama.toml"),
+                include_str!("../../patchsets/llama-cpp/tools.toml"),
                 include_str!("../../patchsets/llama-cpp/tests.toml"),
             ))?,
             sources: EMBEDDED
