@@ -41,13 +41,26 @@ pub struct Args {
     /// Cache types of K and V, separated by commas; one name means both
     #[arg(long, value_name = "K/V,K/V", value_delimiter = ',')]
     types: Vec<Pair>,
+    /// Newest tokens that are kept exact beside the cache, for types of kvforge; 0 is none.
+    /// A run for each, with --cal keys centred (without a window both ways)
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_value = "0,32"
+    )]
+    window: Vec<u32>,
+    /// First tokens that are kept exact, too: a run for each, with each --window
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "0")]
+    first: Vec<u32>,
     /// Tokens of a chunk; the second half of each is scored
     #[arg(long, value_name = "N", default_value_t = 1024)]
     ctx: usize,
     /// Chunks of the text
     #[arg(long, value_name = "N", default_value_t = 8)]
     chunks: usize,
-    /// Key means that `kvforge calibrate` wrote: everything runs a second time, keys centred
+    /// Key means that `kvforge calibrate` wrote: everything without a window runs a second
+    /// time, keys centred
     #[arg(long, value_name = "FILE")]
     cal: Option<PathBuf>,
     /// Tokens of the copy task; 0 leaves it out
@@ -73,6 +86,8 @@ pub fn run(args: Args) -> Result<Outcome> {
         model: args.model,
         text: args.text,
         types: args.types,
+        windows: args.window,
+        firsts: args.first,
         ctx: args.ctx,
         chunks: args.chunks,
         calibration: args.cal,
@@ -161,10 +176,10 @@ fn print(report: &Report) {
 
 fn print_task(task: &Task) {
     say!(
-        "K / V                       bits    mean KLD               same top token    / q4_0   PPL"
+        "K / V                                  bits    mean KLD               same top token    / q4_0   PPL"
     );
     for row in &task.rows {
-        let start = format!("{:<26}  {:<6}", row.name(), row.bits_per_value);
+        let start = format!("{:<37}  {:<6}", row.name(), row.bits());
         match &row.outcome {
             Of::Measured {
                 figures: f, ratios, ..

@@ -1,154 +1,20 @@
-//! `kvforge eval` with a llama-perplexity of its own: a script that prints what the real
-//! one does, takes down how it was called, and fails where it is told to.
+//! `kvforge eval`, with a script in place of llama-perplexity.
 #![cfg(unix)]
 
 #[path = "common/capture.rs"]
 mod capture;
 mod common;
+#[path = "common/perplexity.rs"]
+mod perplexity;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use kvforge::calibration::{Builder, Rope, Turning};
+use perplexity::{Place, means, text};
 use serde_json::Value;
-
-/// A token is a word. `mode` holds what to do with which type of K.
-const SCRIPT: &str = r#"#!/bin/sh
-here=$(dirname "$0"); kl=; cal=
-while [ $# -gt 0 ]; do case $1 in
-    --kl-divergence) kl=1; shift;;
-    -ctk) k=$2; shift 2;; -ctv) v=$2; shift 2;; -c) ctx=$2; shift 2;; -f) text=$2; shift 2;;
-    --chunks) chunks=$2; shift 2;; --kl-divergence-base) base=$2; shift 2;;
-    --kv-cal) cal=$2; shift 2;; -m|-t|-fa|-lv) shift 2;;
-    *) echo "error: invalid argument: $1"; exit 1;;
-esac; done
-tokens=$(wc -w < "$text")
-if [ -z "$kl" ] && [ "$tokens" -lt $((2 * ctx)) ]; then
-    echo "E perplexity: the data file you provided tokenizes to only $tokens tokens"; exit 0
-fi
-echo "$k $v${cal:+ centred}${kl:+ compared} $(basename "$text")" >> "$here/calls"
-mode=$(cat "$here/mode" 2>/dev/null)
-if [ -z "$kl" ]; then
-    have=$((tokens / ctx)); [ "$have" -gt "$chunks" ] && have=$chunks
-    ppl=53.5990; [ "$(basename "$text")" = copy.txt ] && ppl=1.0500
-    [ "$mode" = "forgets copy" ] && ppl=53.5990
-    echo logits > "$base"
-    echo "I perplexity: calculating perplexity over $have chunks, n_ctx=$ctx, batch_size=2048, n_seq=2"
-    [ "$mode" = "cut base" ] || echo "I Final estimate: PPL = $ppl +/- 0.75204"
-    exit 0
-fi
-[ "$(cat "$base")" = logits ] || { echo "E no logits"; exit 0; }
-[ "$k" = q4_polar ] && { echo "0.1 E init: K cache type q4_polar takes heads of 128"; exit 1; }
-case $k in f16) kld="-0.000001"; [ "$(basename "$text")" = copy.txt ] && kld=0.000001;; q8_0) kld=0.004000;; q4_0) kld=0.040000;; *) kld=0.060000;; esac
-[ -n "$cal" ] && kld=0.020000
-[ -n "$cal" ] && [ "$mode" != uncentred ] && echo "I kvforge: keys centred in 30 of 30 layers for 64 positions"
-case $mode in
-    "nan $k") kld=nan;;
-    "die $k") kill -9 $$;;
-    "hang $k") echo "I kl_divergence: 2.00 seconds per pass - ETA 0.05 minutes"; sleep 60;;
-esac
-echo "I llama_kv_cache:        CPU KV buffer size =    18.28 MiB"
-echo "Mean PPL(Q)                   :  56.094258 ±   3.909967"
-echo "Mean PPL(Q)/PPL(base)         :   1.046556 ±   0.008445"
-echo "Mean    KLD:   $kld ±   0.001000"
-echo "Maximum KLD:   1.130937"
-echo "99.0%   KLD:   0.287537"
-echo "Median  KLD:   0.039223"
-[ "$mode" = "cut $k" ] && exit 0
-echo "RMS Δp    :  4.621 ± 0.225 %"
-echo "Same top p: 84.785 ± 0.795 %"
-"#;
-
-/// A calibration of one layer without RoPE, whose mean key is this number.
-fn means(value: f32) -> Vec<u8> {
-    let mut builder = Builder::new(0, "model");
-    let turning = Turning {
-        rope: Rope::NONE,
-        step: &[],
-        check_position: 0,
-        check: &[],
-    };
-    let values = vec![value; 5 * 32];
-    builder.layer(0, 32, turning);
-    builder.keys(0, 1, 0, &values).unwrap();
-    builder.queries(0, 1, 0, &values).unwrap();
-    builder.finish().unwrap().bytes().to_vec()
-}
-
-/// A tree with that program, a model and a text.
-struct Place {
-    tree: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Place {
-        let tree = common::hollow_tree();
-        let place = Place { tree };
-        fs::create_dir_all(place.at("build-kvforge/bin")).unwrap();
-        let program = place.at("build-kvforge/bin/llama-perplexity");
-        fs::write(&program, SCRIPT).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        fs::write(place.at("build-kvforge/bin/libggml-base.so"), "kernels").unwrap();
-        fs::write(place.at("model.gguf"), "weights").unwrap();
-        fs::write(place.at("text.txt"), "word ".repeat(1024)).unwrap();
-        place
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.tree.path().join(name)
-    }
-
-    fn mode(&self, mode: &str) {
-        fs::write(self.at("build-kvforge/bin/mode"), mode).unwrap();
-    }
-
-    /// What was called since the last time that it was asked.
-    fn calls(&self) -> Vec<String> {
-        let path = self.at("build-kvforge/bin/calls");
-        let calls = fs::read_to_string(&path).unwrap_or_default();
-        let _ = fs::remove_file(path);
-        calls.lines().map(str::to_string).collect()
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kvforge"));
-        command.current_dir(self.tree.path());
-        command.args([
-            "eval",
-            "--tree",
-            ".",
-            "--model",
-            "model.gguf",
-            "--text",
-            "text.txt",
-        ]);
-        command.args([
-            "-o",
-            "out",
-            "--ctx",
-            "256",
-            "--chunks",
-            "2",
-            "--threads",
-            "1",
-        ]);
-        command.args(args).env_remove("KVFORGE_ISA");
-        command
-    }
-
-    fn eval(&self, args: &[&str]) -> Output {
-        self.command(args).output().unwrap()
-    }
-
-    fn report(&self) -> Value {
-        serde_json::from_slice(&fs::read(self.at("out/eval.json")).unwrap()).unwrap()
-    }
-}
 
 fn row<'r>(task: &'r Value, k: &str, centred: bool) -> &'r Value {
     let rows = task["rows"].as_array().unwrap();
@@ -156,10 +22,6 @@ fn row<'r>(task: &'r Value, k: &str, centred: bool) -> &'r Value {
         .iter()
         .find(|r| r["types"]["k"] == k && r["centred"] == centred);
     found.unwrap_or_else(|| panic!("no {k} in {task}"))
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 const TYPES: [&str; 2] = ["--types", "tbq4_0/tbq3_0,q4_polar"];
@@ -172,7 +34,7 @@ fn peers_and_types_are_measured_and_a_refusal_stops_nothing() {
     let report = place.report();
     assert_eq!(report["schema"], "kvforge-eval/1");
     for task in [&report["divergence"], &report["copy"]] {
-        assert_eq!(task["rows"].as_array().unwrap().len(), 6);
+        assert_eq!(task["rows"].as_array().unwrap().len(), 8);
         let ours = row(task, "tbq4_0", false);
         assert_eq!(ours["figures"]["meanKld"]["value"], 0.06);
         assert_eq!(ours["figures"]["sameTop"]["error"], 0.795);
@@ -206,7 +68,7 @@ fn peers_and_types_are_measured_and_a_refusal_stops_nothing() {
     let calls = place.calls();
     assert_eq!(calls[0], "f16 f16 text.txt", "{calls:?}");
     assert_eq!(calls[1], "f16 f16 compared text.txt", "{calls:?}");
-    assert_eq!(calls.len(), 14, "{calls:?}");
+    assert_eq!(calls.len(), 18, "{calls:?}");
     let again = place.eval(&[&TYPES[..], &["--copy", "512"]].concat());
     assert!(text(&again.stderr).contains("done before"));
     assert_eq!(place.calls(), [""; 0], "nothing runs twice");
@@ -234,7 +96,7 @@ fn what_has_changed_is_run_again_and_nothing_else() {
         assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
         place.calls().len()
     };
-    assert_eq!((run(), run()), (11, 0));
+    assert_eq!((run(), run()), (12, 0));
     let report = place.report();
     let ratio = &row(&report["divergence"], "tbq4_0", true)["ratios"]["toNotCentred"]["value"];
     assert!(
@@ -243,7 +105,7 @@ fn what_has_changed_is_run_again_and_nothing_else() {
     );
 
     fs::write(place.at("means"), means(2.0)).unwrap();
-    assert_eq!((run(), run()), (5, 0), "only what is centred");
+    assert_eq!((run(), run()), (6, 0), "only what is centred");
     // A program that takes the file and does nothing with it.
     fs::write(place.at("means"), means(3.0)).unwrap();
     place.mode("uncentred");
@@ -251,7 +113,7 @@ fn what_has_changed_is_run_again_and_nothing_else() {
     assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
     assert!(text(&out.stderr).contains("a line that keys are centred, found none"));
     place.mode("");
-    assert_eq!((run(), run()), (5 + 5, 0));
+    assert_eq!((run(), run()), (6 + 6, 0));
     fs::write(place.at("means"), "no means").unwrap();
     let out = place.eval(&args);
     let said = text(&out.stderr);
@@ -259,17 +121,17 @@ fn what_has_changed_is_run_again_and_nothing_else() {
     assert!(said.contains("means") && place.calls().is_empty(), "{said}");
     fs::write(place.at("means"), means(2.0)).unwrap();
     fs::write(place.at("text.txt"), "words ".repeat(1024)).unwrap();
-    assert_eq!((run(), run()), (11, 0));
+    assert_eq!((run(), run()), (12, 0));
     fs::write(
         place.at("build-kvforge/bin/libggml-base.so"),
         "better kernels",
     )
     .unwrap();
-    assert_eq!((run(), run()), (11, 0));
+    assert_eq!((run(), run()), (12, 0));
     // Saved predictions that are not what was saved are made anew, if they are needed.
     fs::write(place.at("out/base-text.bin"), "logit").unwrap();
     assert_eq!(run(), 0);
-    let out = place.eval(&["--copy", "0", "--types", "tbq3_0"]);
+    let out = place.eval(&["--copy", "0", "--types", "tbq3_0", "--window", "0"]);
     assert_eq!(out.status.code(), Some(0));
     assert_eq!(
         place.calls(),
@@ -279,7 +141,7 @@ fn what_has_changed_is_run_again_and_nothing_else() {
 
 #[test]
 fn a_run_that_fails_loses_no_other_and_is_tried_again() {
-    let args = ["--copy", "0", "--types", "tbq4_0,tbq3_0"];
+    let args = ["--copy", "0", "--types", "tbq4_0,tbq3_0", "--window", "0"];
     for (mode, says) in [
         ("nan tbq4_0", "`Mean    KLD` is `nan`, no number"),
         ("cut tbq4_0", "`Same top p` is missing"),
@@ -304,7 +166,7 @@ fn a_run_that_fails_loses_no_other_and_is_tried_again() {
 #[test]
 fn a_killed_evaluation_goes_on_where_it_was() {
     let place = Place::new();
-    let args = ["--copy", "0", "--types", "tbq4_0,tbq3_0"];
+    let args = ["--copy", "0", "--types", "tbq4_0,tbq3_0", "--window", "0"];
     place.mode("hang tbq4_0");
     let mut command = place.command(&args);
     let quiet = command.stdout(Stdio::null()).stderr(Stdio::piped());
@@ -332,6 +194,10 @@ fn a_killed_evaluation_goes_on_where_it_was() {
     let said = text(&child.wait_with_output().unwrap().stderr);
     assert!(said.contains("will take about 3 s"), "{said}");
     assert!(!place.at("out/eval.json").exists());
+    // What was killed may hold the lock a moment longer than its parent lives.
+    let lock = fs::File::open(place.at("out/lock")).unwrap();
+    lock.lock().unwrap();
+    drop(lock);
     place.calls();
     place.mode("");
     assert_eq!(place.eval(&args).status.code(), Some(0));
@@ -408,6 +274,14 @@ fn the_page_is_well_formed_and_needs_nothing_else() {
         markdown.contains("| q4_polar | 5.125 | refused: K cache type"),
         "{markdown}"
     );
+    let windowed = "tbq4_0/tbq3_0, centred, window 32";
+    assert!(
+        markdown.contains(&format!("| {windowed} | 6 | 0.0100 ± 0.0010 |")),
+        "{markdown}"
+    );
+    let plot = page.split("<svg").nth(1).unwrap();
+    assert!(plot.contains(&format!("{windowed} at 6.00 bits: ")));
+    assert!(plot.contains(">tbq4_0/tbq3_0, window 32</text>"), "{plot}");
 }
 
 #[test]

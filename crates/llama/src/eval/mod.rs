@@ -45,6 +45,9 @@ use session::Session;
 /// Fewer scored tokens, and llama-perplexity makes no statistics.
 const LEAST_SCORED: usize = 100;
 
+/// More tokens than anyone keeps exact.
+const MOST_EXACT: u32 = 1_000_000;
+
 /// Larger than any context or text there is; products of two fit.
 const MOST: usize = 1 << 24;
 
@@ -61,7 +64,11 @@ pub struct EvalOptions {
     pub ctx: usize,
     /// Chunks of the text.
     pub chunks: usize,
-    /// Key means; with them every pair runs a second time, centred.
+    /// Newest tokens that are read exact, for types of kvforge: each of these.
+    pub windows: Vec<u32>,
+    /// First tokens that are read exact, too: each of these with each of `windows`.
+    pub firsts: Vec<u32>,
+    /// Key means; with them every pair runs a second time, centred, and with a window only so.
     pub calibration: Option<PathBuf>,
     /// Tokens of the copy task; 0 for none.
     pub copy: usize,
@@ -130,7 +137,12 @@ pub fn eval(
     fs::create_dir_all(&logs).map_err(EvalError::io(&logs, "create the folder"))?;
 
     let lock = lock(&options.out)?;
-    let runs = plan::runs(&options.types, calibration.is_some());
+    let runs = plan::runs(
+        &options.types,
+        calibration.is_some(),
+        &options.windows,
+        &options.firsts,
+    );
     let mut session = Session::new(options, &program, &lock, &runs, progress)?;
     session.model = model.blake3.clone();
     session.calibration = calibration.as_ref().map(|c| c.blake3.clone());
@@ -203,6 +215,17 @@ impl EvalOptions {
         ];
         if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size > MOST) {
             return refuse(format!("{name} of at most {MOST}"), size.to_string());
+        }
+        for (name, numbers) in [("--window", &self.windows), ("--first", &self.firsts)] {
+            if numbers.is_empty() {
+                return refuse(
+                    format!("{name} with at least one number of tokens"),
+                    "none".into(),
+                );
+            }
+            if let Some(n) = numbers.iter().find(|n| **n > MOST_EXACT) {
+                return refuse(format!("{name} of at most {MOST_EXACT}"), n.to_string());
+            }
         }
         let scored = |window: usize| window.saturating_sub(1 + window / 2);
         if scored(self.ctx).saturating_mul(self.chunks) < LEAST_SCORED {

@@ -1,6 +1,8 @@
 //! What `llama-perplexity` says, read strictly: a figure that is missing, stands
 //! there twice or is not finite is an error, never a default.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// A figure and its standard error, as the program works it out over all scored
@@ -111,6 +113,48 @@ pub(crate) fn says_centred(log: &str) -> bool {
     between(log, "kvforge: keys centred in ", " of ").is_some_and(|n| n != "0")
 }
 
+/// What a tree says of the tokens that are read exact.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Said {
+    /// So many of the newest and of the first ones.
+    Of { window: u32, first: u32, mib: f64 },
+    /// None, and why.
+    None(String),
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Said::Of { window, first, .. } => write!(f, "{window} and {first}"),
+            Said::None(why) => f.write_str(why),
+        }
+    }
+}
+
+/// The last that is said of them: a context begins with its default.
+pub(crate) fn window(log: &str) -> Result<Option<Said>, String> {
+    const OF: &str = "window of ";
+    let said = log.lines().rev().find_map(|line| {
+        let (_, said) = line.split_once("kvforge: ")?;
+        (said.starts_with(OF) || said.starts_with("no window")).then_some(said.trim())
+    });
+    let Some(said) = said else {
+        return Ok(None);
+    };
+    if !said.starts_with(OF) {
+        return Ok(Some(Said::None(kvforge_files::excerpt(said))));
+    }
+    let of = || {
+        Some(Said::Of {
+            window: between(said, OF, " tokens")?.parse().ok()?,
+            first: between(said, "the first ", ",")?.parse().ok()?,
+            mib: between(said, "sequence:", " MiB")?.parse().ok()?,
+        })
+    };
+    let unread = || format!("`{}` is no window", kvforge_files::excerpt(said));
+    of().map(Some).ok_or_else(unread)
+}
+
 /// The last lines that say something.
 pub(crate) fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().filter(|l| !l.trim().is_empty()).collect();
@@ -201,14 +245,19 @@ fn estimate_of(label: &str, rest: &str, between: &str) -> Result<Estimate, Strin
     })
 }
 
-/// Sum over the buffers of all caches (a model with a sliding window has two).
+/// Sum over the buffers of all caches (a model with a sliding window has two), and the
+/// exact copies beside them.
 fn cache_mib(log: &str) -> Result<Option<f64>, String> {
     const LABEL: &str = "KV buffer size =";
     let sizes = log.lines().filter_map(|line| line.split_once(LABEL));
     let sizes: Result<Vec<f64>, String> = sizes
         .map(|(_, rest)| finite(LABEL, rest.trim().trim_end_matches("MiB")))
         .collect();
-    sizes.map(|all| (!all.is_empty()).then(|| all.iter().sum()))
+    let copies = match window(log)? {
+        Some(Said::Of { mib, .. }) => mib,
+        _ => 0.0,
+    };
+    sizes.map(|all| (!all.is_empty()).then(|| all.iter().sum::<f64>() + copies))
 }
 
 #[cfg(test)]
@@ -303,6 +352,40 @@ Same top p: 84.785 ± 0.795 %
         {
             assert!(figures(&LOG[..end]).is_err(), "{}", &LOG[..end]);
         }
+    }
+
+    #[test]
+    fn the_last_word_on_the_window_counts() {
+        let of = |n: u32, mib: &str| {
+            format!(
+                "0.1 I kvforge: window of {n} tokens, and the first 4, of every sequence: \
+                 {mib} MiB of exact copies beside 20.00 MiB of cache\n"
+            )
+        };
+        let none = "0.2 I kvforge: no window: all tokens are read from the cache\n";
+        assert_eq!(window(LOG), Ok(None));
+        let said = Said::Of {
+            window: 128,
+            first: 4,
+            mib: 0.5,
+        };
+        let log = LOG.to_string() + &of(32, "0.25") + none + &of(128, "0.50");
+        assert_eq!(window(&log), Ok(Some(said)));
+        assert_eq!(
+            figures(&log).unwrap().cache_mib,
+            Some(20.5),
+            "with the copies"
+        );
+        let log = log + none;
+        assert!(
+            matches!(window(&log), Ok(Some(Said::None(why))) if why == "no window: all tokens are read from the cache")
+        );
+        assert_eq!(figures(&log).unwrap().cache_mib, Some(20.0));
+        assert!(
+            window(&of(32, "many"))
+                .unwrap_err()
+                .contains("is no window")
+        );
     }
 
     #[test]

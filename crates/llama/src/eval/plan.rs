@@ -1,4 +1,4 @@
-//! Which pairs of cache types are run, in which order.
+//! Which pairs of cache types are run, how, in which order.
 
 use std::fmt;
 use std::str::FromStr;
@@ -101,19 +101,45 @@ pub(crate) struct Run {
     pub pair: Pair,
     /// Whether the keys are centred.
     pub centred: bool,
+    /// Newest tokens that are read exact; 0: none. Types of llama.cpp have no window.
+    pub window: u32,
+    /// First tokens that are, too.
+    pub first: u32,
 }
 
 impl Run {
-    /// `q4_0-q4_0-centred`, for names of files.
+    /// `tbq4_0-tbq3_0-centred-window32-first4`, for names of files.
     pub fn file_stem(&self) -> String {
-        let centred = if self.centred { "-centred" } else { "" };
-        format!("{}-{}{centred}", self.pair.k, self.pair.v)
+        let mut stem = format!("{}-{}", self.pair.k, self.pair.v);
+        if self.centred {
+            stem += "-centred";
+        }
+        for (name, n) in [("window", self.window), ("first", self.first)] {
+            if n > 0 {
+                stem += &format!("-{name}{n}");
+            }
+        }
+        stem
+    }
+
+    /// Whether some tokens are read exact.
+    pub fn has_window(&self) -> bool {
+        self.window > 0 || self.first > 0
+    }
+
+    /// Bits a value of a full cache of `ctx` tokens: those of the types, and the f16 copies
+    /// of the tokens that are read exact.
+    pub fn effective_bits(&self, ctx: usize) -> f64 {
+        let copied = (f64::from(self.window) + f64::from(self.first)).min(ctx as f64);
+        self.pair.bits_per_value() + 16.0 * copied / ctx as f64
     }
 }
 
-/// The floor, the peers, then what was asked for; each of them also centred if
-/// there is a calibration. Nothing twice.
-pub(crate) fn runs(asked: &[Pair], calibrated: bool) -> Vec<Run> {
+/// The floor, the peers, then what was asked for; each of them also centred if there is a
+/// calibration. Types of ours run once more with each pair of a window of `windows` and
+/// first tokens of `firsts`, in the better way: centred if they can be. They run without a
+/// window only if that is one of the pairs. Nothing twice.
+pub(crate) fn runs(asked: &[Pair], calibrated: bool, windows: &[u32], firsts: &[u32]) -> Vec<Run> {
     let always = [F16].into_iter().chain(PEERS).map(Pair::both);
     let mut pairs: Vec<Pair> = vec![];
     for pair in always.chain(asked.iter().cloned()) {
@@ -122,13 +148,36 @@ pub(crate) fn runs(asked: &[Pair], calibrated: bool) -> Vec<Run> {
         }
     }
     let ways: &[bool] = if calibrated { &[false, true] } else { &[false] };
-    let both = |pair: Pair| {
-        ways.iter().map(move |&centred| Run {
-            pair: pair.clone(),
-            centred,
-        })
-    };
-    pairs.into_iter().flat_map(both).collect()
+    let exact = windows
+        .iter()
+        .flat_map(|&window| firsts.iter().map(move |&first| (window, first)));
+    let exact: Vec<(u32, u32)> = exact.collect();
+    let mut runs: Vec<Run> = vec![];
+    for pair in pairs {
+        let of_pair = if pair.is_ours() {
+            &exact[..]
+        } else {
+            &[(0, 0)]
+        };
+        for &(window, first) in of_pair {
+            let ways = match (window, first) {
+                (0, 0) => ways,
+                _ => &ways[ways.len() - 1..],
+            };
+            for &centred in ways {
+                let run = Run {
+                    pair: pair.clone(),
+                    centred,
+                    window,
+                    first,
+                };
+                if !runs.contains(&run) {
+                    runs.push(run);
+                }
+            }
+        }
+    }
+    runs
 }
 
 #[cfg(test)]
@@ -176,10 +225,55 @@ mod tests {
             "iq4_nl-iq4_nl",
             "tbq4_0-f16",
         ];
-        assert_eq!(names(runs(&asked, false)), plain);
+        assert_eq!(names(runs(&asked, false, &[0], &[0])), plain);
         let each = plain
             .iter()
             .flat_map(|p| [p.to_string(), format!("{p}-centred")]);
-        assert_eq!(names(runs(&asked, true)), each.collect::<Vec<_>>());
+        assert_eq!(
+            names(runs(&asked, true, &[0], &[0])),
+            each.collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn ours_alone_have_windows_in_the_better_way() {
+        let asked = ["tbq4_0/f16", "tbq4_0/f16", "q4_0"].map(|p| p.parse().unwrap());
+        let ours = |calibrated, windows: &[u32], firsts: &[u32]| {
+            let runs = runs(&asked, calibrated, windows, firsts);
+            let (ours, stock): (Vec<Run>, Vec<Run>) =
+                runs.into_iter().partition(|run| run.pair.is_ours());
+            assert_eq!(stock.len(), if calibrated { 8 } else { 4 });
+            assert!(stock.iter().all(|run| !run.has_window()));
+            let stems = ours.iter().map(Run::file_stem);
+            stems
+                .map(|stem| stem.replace("tbq4_0-f16", ""))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(ours(false, &[0, 32], &[0]), ["", "-window32"]);
+        assert_eq!(
+            ours(true, &[0, 32, 0], &[0, 4]),
+            [
+                "",
+                "-centred",
+                "-centred-first4",
+                "-centred-window32",
+                "-centred-window32-first4"
+            ]
+        );
+        assert_eq!(ours(true, &[128], &[0]), ["-centred-window128"]);
+    }
+
+    #[test]
+    fn exact_copies_cost_bits() {
+        let run = |window, first| Run {
+            pair: Pair::both(Q4_0),
+            centred: false,
+            window,
+            first,
+        };
+        let bits = |window, first, ctx| run(window, first).effective_bits(ctx);
+        assert_eq!((bits(0, 0, 1024), bits(32, 0, 1024)), (4.5, 5.0));
+        assert_eq!(bits(24, 8, 8192), 4.5625);
+        assert_eq!(bits(1_000_000, 0, 1024), 20.5, "all of them, and no more");
     }
 }

@@ -7,7 +7,7 @@ use kvforge_evidence::{Hashed, Host};
 use serde::Serialize;
 
 use super::parse::{Estimate, Figures};
-use super::plan::{F16, Pair, Q4_0, Q8_0};
+use super::plan::{F16, Pair, Q4_0, Q8_0, Run};
 
 /// Name and version of the layout of `eval.json`; another layout gets another number.
 pub const SCHEMA: &str = "kvforge-eval/1";
@@ -71,10 +71,17 @@ pub struct Task {
 pub struct Row {
     /// Types of K and V.
     pub types: Pair,
-    /// Bits a value, scales included, K and V averaged.
+    /// Bits a value of the types, scales included, K and V averaged.
     pub bits_per_value: f64,
+    /// The same with the exact copies of `window` and `first` in a full context: 16 bits
+    /// for that share of its tokens.
+    pub effective_bits: f64,
     /// Whether a mean was subtracted from the keys.
     pub centred: bool,
+    /// Newest tokens that each query reads exact, from f16 copies; 0: none.
+    pub window: u32,
+    /// First tokens of the context that are read exact, too.
+    pub first: u32,
     /// What was run.
     pub command: String,
     /// What it printed: a file in the evaluation's folder.
@@ -85,10 +92,43 @@ pub struct Row {
 }
 
 impl Row {
-    /// `tbq4_0/tbq3_0, centred`
+    /// A run of a context of `ctx` tokens that has not begun.
+    pub(crate) fn new(run: &Run, ctx: usize, command: String, log: String) -> Row {
+        Row {
+            types: run.pair.clone(),
+            bits_per_value: run.pair.bits_per_value(),
+            effective_bits: run.effective_bits(ctx),
+            centred: run.centred,
+            window: run.window,
+            first: run.first,
+            command,
+            log,
+            outcome: Outcome::Failed {
+                failed: "not begun".into(),
+            },
+        }
+    }
+
+    /// `tbq4_0/tbq3_0, centred, window 32, first 4`
     pub fn name(&self) -> String {
         let centred = if self.centred { ", centred" } else { "" };
-        format!("{}{centred}", self.types)
+        format!("{}{centred}{}", self.types, self.exact())
+    }
+
+    /// `tbq4_0/tbq3_0, window 32`, where a mark says whether it is centred.
+    pub(crate) fn name_beside_mark(&self) -> String {
+        format!("{}{}", self.types, self.exact())
+    }
+
+    fn exact(&self) -> String {
+        let parts = [("window", self.window), ("first", self.first)];
+        let parts = parts.into_iter().filter(|(_, n)| *n > 0);
+        parts.map(|(name, n)| format!(", {name} {n}")).collect()
+    }
+
+    /// `effective_bits` to four places: `4.5`, `4`, `4.1875`.
+    pub fn bits(&self) -> String {
+        ((self.effective_bits * 1e4).round() / 1e4).to_string()
     }
 
     /// What was measured, if it was.
@@ -141,7 +181,7 @@ pub struct Ratios {
     /// Over q8_0, not centred.
     #[serde(rename = "toQ8_0")]
     pub to_q8_0: Option<Estimate>,
-    /// Of a centred row over the same types not centred.
+    /// Of a centred row over the same types, with the same exact tokens, not centred.
     pub to_not_centred: Option<Estimate>,
 }
 
@@ -203,21 +243,27 @@ impl Report {
 
 /// Works the ratios out, row by row.
 pub(super) fn fill_in_ratios(rows: &mut [Row]) {
-    let measured: Vec<(Pair, bool, Estimate)> = rows
+    type Exact = (u32, u32);
+    let measured: Vec<(Pair, Exact, Estimate)> = rows
         .iter()
-        .filter_map(|row| Some((row.types.clone(), row.centred, row.figures()?.mean_kld)))
+        .filter(|row| !row.centred)
+        .filter_map(|row| {
+            let exact = (row.window, row.first);
+            Some((row.types.clone(), exact, row.figures()?.mean_kld))
+        })
         .collect();
-    let of = |types: &Pair| {
-        let plain = measured
-            .iter()
-            .find(|(t, centred, _)| t == types && !centred);
+    let of = |types: &Pair, exact: Exact| {
+        let plain = measured.iter().find(|(t, e, _)| t == types && *e == exact);
         plain.map(|(.., kld)| *kld)
     };
     for row in rows.iter_mut().filter(|row| !row.is_floor()) {
-        let not_itself =
-            |name| (row.centred || row.types != Pair::both(name)).then(|| of(&Pair::both(name)))?;
+        let not_itself = |name| {
+            let peer = Pair::both(name);
+            (row.centred || row.types != peer).then(|| of(&peer, (0, 0)))?
+        };
         let (q4_0, q8_0) = (not_itself(Q4_0), not_itself(Q8_0));
-        let plain = row.centred.then(|| of(&row.types)).flatten();
+        let exact = (row.window, row.first);
+        let plain = row.centred.then(|| of(&row.types, exact)).flatten();
         if let Outcome::Measured {
             figures, ratios, ..
         } = &mut row.outcome

@@ -68,6 +68,10 @@ fn divergence(report: &Report) -> Section {
              predictions alone. q8_0, q4_0 and iq4_nl are llama.cpp's own, with its rotation on. \
              Perplexity stands last because it misleads: a worse cache can score a lower one."
                 .into(),
+            "With a window, each query reads the newest tokens (and, if so named, the first ones) \
+             from f16 copies. Bits a value count these copies: 16 (window + first) / context, less \
+             the longer the context."
+                .into(),
         ],
         plots: vec![plot::scatter("text-kld", caption, &points), top],
         tables: vec![figures(task, "Divergence from the f16 cache"), ratios(task)],
@@ -128,7 +132,7 @@ fn figures(task: &Task, caption: &str) -> Table {
     ];
     let mut table = Table::new(caption, &head);
     for row in &task.rows {
-        let mut cells = vec![row.name(), plain(row.bits_per_value)];
+        let mut cells = vec![row.name(), row.bits()];
         match &row.outcome {
             Outcome::Measured { figures: f, .. } => cells.extend([
                 decimal(f.mean_kld),
@@ -171,7 +175,9 @@ fn points(task: &Task) -> Vec<Point> {
     rows.filter_map(|row| {
         let kld = row.figures()?.mean_kld;
         (kld.value > 0.0).then(|| Point {
-            types: row.types.clone(),
+            name: row.name(),
+            label: row.name_beside_mark(),
+            bits: row.effective_bits,
             y: kld,
             ours: row.types.is_ours(),
             centred: row.centred,
@@ -338,11 +344,6 @@ pub(super) fn short(x: f64) -> String {
 /// `1 chunk`, `2 chunks`.
 fn chunks(n: usize) -> String {
     format!("{n} chunk{}", if n == 1 { "" } else { "s" })
-}
-
-/// `4.5`, `4`, `4.1875`.
-fn plain(x: f64) -> String {
-    x.to_string()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use kvforge_evidence::digest;
 
 use super::copy;
-use super::parse::{self, Estimate, Figures};
+use super::parse::{self, Estimate, Figures, Said};
 use super::plan::{F16, Pair, Run};
 use super::program::{Ended, Program};
 use super::report::{Copy, Outcome, Ratios, Row, Task, fill_in_ratios};
@@ -277,23 +277,15 @@ impl<'a> Session<'a> {
     ) -> Result<Row, EvalError> {
         let stem = format!("{}-{}", text.name, run.file_stem());
         let args = self.run_args(text, run, logits);
-        let mut row = Row {
-            types: run.pair.clone(),
-            bits_per_value: run.pair.bits_per_value(),
-            centred: run.centred,
-            command: self.program.in_words(&args),
-            log: format!("{LOGS}/{stem}.log"),
-            outcome: Outcome::Failed {
-                failed: "not begun".into(),
-            },
-        };
+        let command = self.program.in_words(&args);
+        let mut row = Row::new(run, text.ctx, command, format!("{LOGS}/{stem}.log"));
         self.start(&format!("{}: {}", text.name, row.name()));
         let (saved, seconds) = match self.state.run(key) {
             Some(saved) => (Ok(saved.clone()), None),
             None => {
                 let ended = self.run(&args, &self.log(&stem))?;
                 let seconds = ended.seconds;
-                let result = judge(&ended, run.centred);
+                let result = judge(&ended, run, text.ctx);
                 if let Ok(saved) = &result {
                     self.state.add_run(key, saved.clone())?;
                 }
@@ -360,6 +352,12 @@ impl<'a> Session<'a> {
         if let Some(calibration) = self.options.calibration.as_ref().filter(|_| run.centred) {
             args.extend(["--kv-cal".into(), calibration.into()]);
         }
+        if run.pair.is_ours() {
+            // Said even if it is 0: the tree has a default of its own.
+            for (name, n) in [("--kv-window", run.window), ("--kv-first", run.first)] {
+                args.extend([name.into(), n.to_string().into()]);
+            }
+        }
         args.extend(["--kl-divergence-base".into(), logits.into()]);
         args.push("--kl-divergence".into());
         args
@@ -374,7 +372,13 @@ impl<'a> Session<'a> {
     fn run_key(&self, run: &Run, base_key: &str) -> String {
         let calibration = self.calibration.as_deref().filter(|_| run.centred);
         let calibration = calibration.unwrap_or_default();
-        key(&["run/1", base_key, &run.pair.k, &run.pair.v, calibration])
+        let plain = ["run/1", base_key, &run.pair.k, &run.pair.v, calibration];
+        let exact = [run.window, run.first].map(|n| n.to_string());
+        match run.pair.is_ours() {
+            false => key(&plain),
+            // Also if they are 0: without them it is the tree's default that ran.
+            true => key(&[&plain[..], &[&exact[0], &exact[1]]].concat()),
+        }
     }
 
     fn run(&mut self, args: &[OsString], log: &Path) -> Result<Ended, EvalError> {
@@ -408,15 +412,34 @@ impl<'a> Session<'a> {
 }
 
 /// What came of a run with `--kl-divergence`, if it is worth keeping.
-fn judge(ended: &Ended, centred: bool) -> Result<SavedRun, String> {
+fn judge(ended: &Ended, run: &Run, ctx: usize) -> Result<SavedRun, String> {
     if !ended.status.success() {
         let refusal = parse::refusal(&ended.log);
         return refusal
             .map(SavedRun::Refused)
             .ok_or_else(|| in_words(ended));
     }
-    if centred && !parse::says_centred(&ended.log) {
+    if run.centred && !parse::says_centred(&ended.log) {
         return Err("expected a line that keys are centred, found none".into());
+    }
+    let said = parse::window(&ended.log)?;
+    // A cache takes no more than it has room for, which is at least a context.
+    let agrees = |said: u32, asked: u32| said == asked || said < asked && said as usize >= ctx;
+    let agrees = match &said {
+        None => !run.has_window(),
+        Some(Said::None(why)) if run.has_window() => return Ok(SavedRun::Refused(why.clone())),
+        Some(Said::None(_)) => true,
+        Some(Said::Of { window, first, .. }) => {
+            agrees(*window, run.window) && agrees(*first, run.first)
+        }
+    };
+    if !agrees {
+        return Err(format!(
+            "expected a line that the newest {} and the first {} tokens are read exact, found {}",
+            run.window,
+            run.first,
+            said.map_or("none".into(), |said| said.to_string())
+        ));
     }
     let figures = parse::figures(&ended.log)?;
     Ok(SavedRun::Measured {

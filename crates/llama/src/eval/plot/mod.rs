@@ -8,7 +8,6 @@ use std::fmt::Write as _;
 
 use super::html::escape;
 use super::parse::Estimate;
-use super::plan::Pair;
 use super::sections::{decimal, short};
 use axis::Axis;
 use labels::{Box2, Labels};
@@ -24,7 +23,11 @@ const COLOURS: usize = 8;
 
 /// A pair of types in the plot of divergence against bits.
 pub(super) struct Point {
-    pub types: Pair,
+    /// All that it is.
+    pub name: String,
+    /// The same without what its mark says.
+    pub label: String,
+    pub bits: f64,
     pub y: Estimate,
     pub ours: bool,
     pub centred: bool,
@@ -134,13 +137,9 @@ pub(super) fn scatter(id: &str, title: &str, points: &[Point]) -> String {
         right: WIDTH - 12.0,
         bottom: HEIGHT - 48.0,
     };
-    let described = points.iter().map(|p| {
-        let (centred, bits) = (
-            if p.centred { ", centred" } else { "" },
-            p.types.bits_per_value(),
-        );
-        format!("{}{centred} at {bits} bits: {}", p.types, decimal(p.y))
-    });
+    let described = points
+        .iter()
+        .map(|p| format!("{} at {} bits: {}", p.name, short(p.bits), decimal(p.y)));
     let described: Vec<String> = described.collect();
     let mut svg = Svg::new(id, title, &described.join("; "), HEIGHT);
     svg.legend(34.0, points.iter().any(|p| p.centred));
@@ -150,7 +149,7 @@ pub(super) fn scatter(id: &str, title: &str, points: &[Point]) -> String {
     let y_axis = Axis::logarithmic(ys, frame.bottom, frame.top);
     let xs = points
         .iter()
-        .map(|p| p.types.bits_per_value())
+        .map(|p| p.bits)
         .flat_map(|x| [x - 0.4, x + 0.4]);
     let x_axis = Axis::linear(xs, frame.left, frame.right);
     for (value, y) in y_axis.ticks() {
@@ -165,18 +164,16 @@ pub(super) fn scatter(id: &str, title: &str, points: &[Point]) -> String {
     svg.text(
         "tick middle",
         (middle, HEIGHT - 8.0),
-        "bits a value, K and V averaged",
+        "bits a value, K and V averaged, exact copies included",
     );
-    let at = |p: &Point| (x_axis.at(p.types.bits_per_value()), y_axis.at(p.y.value));
+    let at = |p: &Point| (x_axis.at(p.bits), y_axis.at(p.y.value));
     let mut labels = Labels::new(frame, points.iter().map(at));
     for p in points {
-        // The mark says whether it is centred.
-        let text = p.types.to_string();
-        let place = labels.place(at(p), CHAR * text.len() as f64);
+        let place = labels.place(at(p), CHAR * p.label.len() as f64);
         if let Some((from, to)) = place.leader {
             svg.line("leader", from, to);
         }
-        svg.text("", (place.text.left, place.text.bottom - 4.0), &text);
+        svg.text("", (place.text.left, place.text.bottom - 4.0), &p.label);
     }
     for p in points {
         let (x, y) = at(p);
