@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 use kvforge::capture::Capture;
-use kvforge::quality::{self, Entry, Figures, Outcome as Measured};
+use kvforge::quality::{self, Entry, Figures, Outcome as Measured, Window};
 
 use crate::calibrate;
 use crate::rows::Encoder;
@@ -21,6 +21,7 @@ use crate::{Outcome, count};
 Example:
   kvforge quality model.safetensors
   kvforge quality model.safetensors --formats tbq4_0,q4_0_rot --center file --json
+  kvforge quality model.safetensors --center self --window 32 --first 4
 
 The capture: tensors blk.L.q [n_heads, n_queries, head_dim], blk.L.k and blk.L.v
 [n_kv_heads, n_tokens, head_dim] after RoPE, blk.L.k_mean_other_text [n_kv_heads, head_dim]
@@ -39,6 +40,13 @@ pub struct Args {
     /// With --center file: centre of this calibration instead of the capture's own
     #[arg(long, value_name = "KVCAL")]
     cal: Option<PathBuf>,
+    /// Newest keys and values (its own included) that each query reads as fp16, all others
+    /// coded; relative errors and bits stay those of all coded
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    window: usize,
+    /// First keys and values that every query reads as fp16, too
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    first: usize,
     /// Which encoder of the formats
     #[arg(long, value_enum, default_value_t = Encoder::Best)]
     encoder: Encoder,
@@ -76,7 +84,11 @@ pub fn run(args: Args) -> Result<Outcome> {
         Center::Own => quality::Center::Own,
         Center::File => quality::Center::File,
     };
-    let report = quality::measure(&capture, &formats, center, args.encoder.into())?;
+    let window = Window {
+        newest: args.window,
+        first: args.first,
+    };
+    let report = quality::measure(&capture, &formats, center, window, args.encoder.into())?;
     if args.json {
         print_json(&serde_json::to_value(&report)?)?;
         return Ok(Outcome::Done);
@@ -89,6 +101,13 @@ pub fn run(args: Args) -> Result<Outcome> {
         count(capture.n_kv_heads, "kv head"),
         capture.head_dim,
     );
+    if window != Window::NONE {
+        say!(
+            "read as fp16: the newest {} and the first {} tokens of each query",
+            window.newest,
+            window.first
+        );
+    }
     say!("{HEADINGS}");
     report
         .formats

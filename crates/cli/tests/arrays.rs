@@ -437,6 +437,21 @@ fn quality_reports_every_format() {
     assert_eq!(text.lines().count(), 6, "{text}");
     assert!(done(&["quality", &capture]).contains("not run: head size 64"));
 
+    let exact = [&two[..], &["--window", "16", "--first", "2"]].concat();
+    let windowed = report(&exact);
+    assert_eq!(
+        (&windowed["window"], &windowed["first"]),
+        (&json!(16), &json!(2))
+    );
+    assert_eq!((&all["window"], &all["first"]), (&json!(0), &json!(0)));
+    let kl = windowed["formats"][0]["attention_kl_mean"]
+        .as_f64()
+        .unwrap();
+    assert!(kl < 1e-6, "16 are all of them: {windowed}");
+    let text = done(&[&["quality", &capture], &exact[..]].concat());
+    let said = "read as fp16: the newest 16 and the first 2 tokens";
+    assert!(text.contains(said), "{text}");
+
     for (args, about) in [
         (["--center", "file"], "blk.3.k_mean_other_text"),
         (
@@ -444,6 +459,10 @@ fn quality_reports_every_format() {
             "unknown format `tbq9`; there are tbq3_0, ",
         ),
         (["--encoder", "fast"], "[possible values: reference, best]"),
+        (
+            ["--window", "all"],
+            "invalid value 'all' for '--window <N>'",
+        ),
     ] {
         let (code, _, err) = kvforge(&[&["quality", &capture], &args[..]].concat());
         assert_eq!(code, 2, "{err}");

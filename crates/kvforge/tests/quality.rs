@@ -8,7 +8,7 @@ use std::fs;
 use common::{Model, SCALE, Tensor, dot, file, softmax};
 use kvforge::Error;
 use kvforge::capture::{Capture, Layer};
-use kvforge::quality::{Center, Figures, Outcome, Report, measure, names};
+use kvforge::quality::{Center, Figures, Outcome, Report, Window, measure, names};
 use kvforge::rows::Encoder;
 use kvforge_formats::{Domain, FORMATS, Role, by_name};
 use safetensors::Dtype;
@@ -25,6 +25,7 @@ fn all(capture: &Capture, center: Center) -> Report {
         capture,
         &names().collect::<Vec<_>>(),
         center,
+        Window::NONE,
         Encoder::Reference,
     )
     .unwrap()
@@ -260,6 +261,7 @@ fn centring_takes_a_constant_out_of_the_keys() {
         &read(&shifted.bytes()).unwrap(),
         &["q8_0"],
         Center::File,
+        Window::NONE,
         Encoder::Best,
     )
     .unwrap_err();
@@ -274,13 +276,20 @@ fn the_best_encoder_is_the_better_one() {
     let capture = read(&Model::small().bytes()).unwrap();
     let formats = ["tbq3_0", "q4_polar", "q4_0"];
     let [reference, best] = [Encoder::Reference, Encoder::Best]
-        .map(|encoder| measure(&capture, &formats, Center::None, encoder).unwrap());
+        .map(|encoder| measure(&capture, &formats, Center::None, Window::NONE, encoder).unwrap());
     let mse = |report, format| figures(report, format).0.k_rel_mse;
     for format in &formats[..2] {
         assert!(mse(&best, format) < mse(&reference, format), "{format}");
     }
     assert_eq!(mse(&best, "q4_0"), mse(&reference, "q4_0"));
-    let error = measure(&capture, &["q4_1"], Center::None, Encoder::Best).unwrap_err();
+    let error = measure(
+        &capture,
+        &["q4_1"],
+        Center::None,
+        Window::NONE,
+        Encoder::Best,
+    )
+    .unwrap_err();
     assert!(
         error.to_string().contains("`q4_1`; there are tbq3_0, "),
         "{error}"

@@ -60,6 +60,8 @@ fn ratio(error: f64, energy: f64) -> f64 {
 pub(super) struct Exact {
     q: Vec<f64>,
     v: Vec<f64>,
+    /// Keys and values as a window keeps them, `[n_tokens, head_dim]`.
+    kept: [Vec<f64>; 2],
     rows: Vec<Row>,
 }
 
@@ -75,21 +77,24 @@ impl Exact {
     pub fn new(head: &Head<'_>) -> Exact {
         let (q, k, v) = (widen(head.q), widen(head.k), widen(head.v));
         let rows = queries(head, &q).map(|(q, seen)| {
-            let log_weights = log_softmax(head, q, seen, &k);
-            let output = mix(&log_weights, &v, head.head_dim);
+            let log_weights = log_softmax(head, q, k.chunks_exact(head.head_dim).take(seen));
+            let output = mix(head, &log_weights, v.chunks_exact(head.head_dim));
             Row {
                 log_weights,
                 output,
             }
         });
+        let (kept_k, kept_v) = head.kept();
         Exact {
             rows: rows.collect(),
+            kept: [widen(&kept_k), widen(&kept_v)],
             q,
             v,
         }
     }
 
-    /// What becomes of it with other keys `k` and, apart from that, other values `v`.
+    /// What becomes of it with other keys `k` and, apart from that, other values `v`, where
+    /// the window does not keep them.
     pub fn compare(&self, head: &Head<'_>, k: &[f32], v: Option<&[f32]>) -> Sums {
         let mut sums = Sums {
             k_error: squared_distance(&widen(k), &widen(head.k)),
@@ -99,15 +104,20 @@ impl Exact {
         };
         let k = widen(k);
         for ((q, seen), exact) in queries(head, &self.q).zip(&self.rows) {
-            let log_weights = log_softmax(head, q, seen, &k);
-            let output = mix(&log_weights, &self.v, head.head_dim);
+            let log_weights = log_softmax(head, q, read(head, seen, &k, &self.kept[0]));
+            let output = mix(head, &log_weights, self.v.chunks_exact(head.head_dim));
             sums.kl.push(divergence(&exact.log_weights, &log_weights));
             sums.output_error_k += squared_distance(&output, &exact.output);
             sums.output_energy += energy(&exact.output);
         }
         if let Some(v) = v.map(widen) {
             let output_error = self.rows.iter().map(|exact| {
-                let output = mix(&exact.log_weights, &v, head.head_dim);
+                let seen = exact.log_weights.len();
+                let output = mix(
+                    head,
+                    &exact.log_weights,
+                    read(head, seen, &v, &self.kept[1]),
+                );
                 squared_distance(&output, &exact.output)
             });
             sums.v = Some((squared_distance(&v, &self.v), output_error.sum()));
@@ -122,9 +132,24 @@ fn queries<'a>(head: &Head<'a>, q: &'a [f64]) -> impl Iterator<Item = (&'a [f64]
     q.chunks_exact(head.head_dim).zip(seen)
 }
 
-/// Logarithms of the attention weights of a query on the first `seen` keys.
-fn log_softmax(head: &Head<'_>, q: &[f64], seen: usize, k: &[f64]) -> Vec<f64> {
-    let keys = k.chunks_exact(head.head_dim).take(seen);
+/// The `seen` rows that the query behind them reads: of `kept` where its window is.
+fn read<'a>(
+    head: &Head<'_>,
+    seen: usize,
+    coded: &'a [f64],
+    kept: &'a [f64],
+) -> impl Iterator<Item = &'a [f64]> {
+    let (n, window) = (head.head_dim, head.window);
+    let rows = coded.chunks_exact(n).zip(kept.chunks_exact(n)).take(seen);
+    rows.enumerate()
+        .map(move |(i, (coded, kept))| match window.holds(i, seen - 1) {
+            true => kept,
+            false => coded,
+        })
+}
+
+/// Logarithms of the attention weights of a query on the keys that it sees.
+fn log_softmax<'a>(head: &Head<'_>, q: &[f64], keys: impl Iterator<Item = &'a [f64]>) -> Vec<f64> {
     let mut scores: Vec<f64> = keys.map(|k| head.scale * dot(q, k)).collect();
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
@@ -134,9 +159,9 @@ fn log_softmax(head: &Head<'_>, q: &[f64], seen: usize, k: &[f64]) -> Vec<f64> {
 }
 
 /// `sum w v` over the first rows of `v`.
-fn mix(log_weights: &[f64], v: &[f64], head_dim: usize) -> Vec<f64> {
-    let mut output = vec![0.0; head_dim];
-    for (log_weight, v) in log_weights.iter().zip(v.chunks_exact(head_dim)) {
+fn mix<'a>(head: &Head<'_>, log_weights: &[f64], v: impl Iterator<Item = &'a [f64]>) -> Vec<f64> {
+    let mut output = vec![0.0; head.head_dim];
+    for (log_weight, v) in log_weights.iter().zip(v) {
         let weight = log_weight.exp();
         output.iter_mut().zip(v).for_each(|(o, v)| *o += weight * v);
     }

@@ -15,10 +15,16 @@
 //! Centring subtracts one constant vector from every key of a head before it is coded. The
 //! energy in `k_rel_mse` stays that of the keys as captured, so that the figure shows what
 //! centring gains; the softmax does not see the constant.
+//!
+//! With a [`Window`] each query reads the newest keys before it, its own included, and the
+//! first ones as fp16 (centred as well), and all others coded; values likewise. Which they
+//! are differs from query to query, so `k_rel_mse` and `v_rel_mse` stay those of all rows
+//! coded, and so do the bits.
 
 mod attention;
 mod codec;
 
+use kvforge_formats::{f16_to_f32, f32_to_f16};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -42,6 +48,29 @@ pub enum Center {
     Own,
     /// The mean over another text that comes with the capture.
     File,
+}
+
+/// Which keys and values a query reads as fp16 instead of coded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Window {
+    /// So many of the newest, by position, that of the query included.
+    #[serde(rename = "window")]
+    pub newest: usize,
+    /// So many of the first.
+    pub first: usize,
+}
+
+impl Window {
+    /// All is read coded.
+    pub const NONE: Window = Window {
+        newest: 0,
+        first: 0,
+    };
+
+    /// Whether the query at position `query` reads position `key`, not behind it, exact.
+    fn holds(self, key: usize, query: usize) -> bool {
+        key < self.first || query - key < self.newest
+    }
 }
 
 /// What one format did, to a layer or to all of them.
@@ -126,6 +155,9 @@ pub struct Report {
     pub model: String,
     /// Which constant was subtracted from the keys.
     pub center: Center,
+    /// What was read exact.
+    #[serde(flatten)]
+    pub window: Window,
     /// In the order asked for.
     pub formats: Vec<Entry>,
 }
@@ -140,6 +172,7 @@ pub fn measure(
     capture: &Capture,
     formats: &[&str],
     center: Center,
+    window: Window,
     encoder: Encoder,
 ) -> Result<Report, Error> {
     let codecs = formats
@@ -150,7 +183,7 @@ pub fn measure(
         .layers
         .iter()
         .flat_map(|layer| (0..capture.n_kv_heads).map(move |head| (layer, head)))
-        .map(|(layer, head)| Head::new(capture, layer, head, center))
+        .map(|(layer, head)| Head::new(capture, layer, head, center, window))
         .collect::<Result<Vec<_>, Error>>()?;
     // By head, so that the exact attention of few heads is held at a time.
     let measured: Vec<Vec<Result<Sums, String>>> = heads
@@ -172,6 +205,7 @@ pub fn measure(
     Ok(Report {
         model: capture.model.clone(),
         center,
+        window,
         formats: entries.collect(),
     })
 }
@@ -224,6 +258,7 @@ struct Head<'a> {
     v: &'a [f32],
     /// `[head_dim]`, subtracted from every key.
     center: Option<Vec<f32>>,
+    window: Window,
 }
 
 impl<'a> Head<'a> {
@@ -232,6 +267,7 @@ impl<'a> Head<'a> {
         layer: &'a Layer,
         index: usize,
         center: Center,
+        window: Window,
     ) -> Result<Head<'a>, Error> {
         let part = |x: &'a [f32]| {
             let len = x.len() / capture.n_kv_heads;
@@ -265,6 +301,7 @@ impl<'a> Head<'a> {
             k,
             v: part(&layer.v),
             center,
+            window,
         })
     }
 
@@ -284,6 +321,16 @@ impl<'a> Head<'a> {
             None
         };
         Ok(exact.compare(self, &k, v.as_deref()))
+    }
+
+    /// Keys and values as a window keeps them: fp16, the keys as they are stored.
+    fn kept(&self) -> (Vec<f32>, Vec<f32>) {
+        let round = |x: &mut f32| *x = f16_to_f32(f32_to_f16(*x));
+        let (mut k, mut v) = (self.k.to_vec(), self.v.to_vec());
+        self.shift(&mut k, |k, c| k - c);
+        k.iter_mut().chain(&mut v).for_each(round);
+        self.shift(&mut k, |k, c| k + c);
+        (k, v)
     }
 
     fn shift(&self, k: &mut [f32], by: impl Fn(f32, f32) -> f32) {

@@ -27,7 +27,7 @@ use std::time::SystemTime;
 
 use kvforge::calibration::Calibration;
 use kvforge::capture::Capture;
-use kvforge::quality::{self, Center};
+use kvforge::quality::{self, Center, Window};
 use kvforge::rows::Encoder;
 use kvforge_evidence::{Hashed, Host, digest, utc};
 
@@ -289,7 +289,8 @@ fn layers(capture: &Capture, file: Hashed, runs: &[plan::Run]) -> Result<Layers,
         true => &[Center::None, Center::File],
         false => &[Center::None],
     };
-    let measure = |center: &Center| quality::measure(capture, &names, *center, Encoder::Best);
+    let measure =
+        |center: &Center| quality::measure(capture, &names, *center, Window::NONE, Encoder::Best);
     let reports = centers.iter().map(measure).collect::<Result<_, _>>()?;
     Ok(Layers {
         capture: file,
