@@ -6,7 +6,7 @@ use common::{Model, gaussian};
 use kvforge::Error;
 use kvforge::calibration::{Builder, Calibration, Rope, SINKS, Turning};
 use kvforge::capture::Capture;
-use kvforge::quality::{Center, Outcome, measure};
+use kvforge::quality::{Center, Outcome, Window, measure};
 use kvforge::rows::Encoder;
 
 const DIM: usize = 8;
@@ -298,7 +298,7 @@ fn a_file_centres_a_capture_or_is_refused() {
 
     std::fs::write(path("cal"), built_for(&[0, 3, 7], 2).bytes()).unwrap();
     let kl = |capture: &Capture, center| {
-        let report = measure(capture, &["tbq4_0"], center, Encoder::Best).unwrap();
+        let report = measure(capture, &["tbq4_0"], center, Window::NONE, Encoder::Best).unwrap();
         match &report.formats[0].outcome {
             Outcome::Measured { figures, .. } => figures.attention_kl_mean,
             Outcome::NotRun { not_run } => panic!("{not_run}"),

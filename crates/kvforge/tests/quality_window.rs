@@ -128,7 +128,8 @@ fn of_two_tokens_the_window_chooses_one() {
     let second = |x: &[f32]| [&coded(&x[..32])[..], &half(&x[32..])].concat();
     let first = |x: &[f32]| [&half(&x[..32])[..], &coded(&x[32..])].concat();
     let (both, none) = (half, coded);
-    let cases: [(usize, usize, &dyn Fn(&[f32]) -> Vec<f32>); 5] = [
+    type Stored<'a> = &'a dyn Fn(&[f32]) -> Vec<f32>;
+    let cases: [(usize, usize, Stored); 5] = [
         (0, 0, &none),
         (1, 0, &second),
         (0, 1, &first),
