@@ -50,9 +50,9 @@ fn ours_run_with_every_window_and_llama_cpps_own_with_none() {
     // Another window is another run, the same one is not; with means only the better way.
     let (_, _, calls) = eval(&["--window", "0,16,8"]);
     assert_eq!(calls, [call(" 8+0")]);
-    let (_, _, calls) = eval(&["--window", "16", "--cal", "means"]);
+    let (_, _, calls) = eval(&["--window", "0,16", "--cal", "means"]);
     let last = call(" centred 16+0");
-    assert_eq!((calls.len(), calls.last()), (5, Some(&last)), "{calls:?}");
+    assert_eq!((calls.len(), calls.last()), (6, Some(&last)), "{calls:?}");
     let centred = place.report();
     let centred = centred["divergence"]["rows"]
         .as_array()
