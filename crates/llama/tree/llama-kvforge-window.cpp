@@ -5,6 +5,7 @@
 #include "llama-impl.h"
 #include "llama-memory-hybrid.h"
 #include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-recurrent.h"
 
 #include <algorithm>
 #include <climits>
@@ -469,12 +470,15 @@ void llama_kvforge_window_copy(llama_kv_cache & cache, uint32_t from, uint32_t t
     }
 }
 
-void llama_kvforge_window_default(llama_memory_i * memory) {
-    for (const auto * cache : caches_of(memory)) {
-        if (access_to::n_layers(*cache) > 0 && is_ours(*cache)) {
-            return set_window(memory, LLAMA_KVFORGE_WINDOW, 0);
-        }
+void llama_kvforge_begin(llama_memory_i * memory, ggml_type type_k, ggml_type type_v) {
+    if (!memory || !(ggml_kvforge_is(type_k) || ggml_kvforge_is(type_v)) || dynamic_cast<llama_memory_recurrent *>(memory)) {
+        return;
     }
+    if (caches_of(memory).empty()) {
+        throw std::runtime_error(std::string("kvforge: cache types ") + ggml_type_name(type_k) + "/" + ggml_type_name(type_v) +
+            " are not for this model, which looks its keys up in ways of its own (sparse attention): choose another type");
+    }
+    set_window(memory, LLAMA_KVFORGE_WINDOW, 0);
 }
 
 bool llama_kvforge_set_window(llama_context * ctx, int32_t n_window, int32_t n_first) {

@@ -78,5 +78,6 @@ void llama_kvforge_window_attach(llm_graph_result & res, ggml_context * ctx, ggm
 // Copies a stream's ring together with the stream.
 void llama_kvforge_window_copy(llama_kv_cache & cache, uint32_t from, uint32_t to);
 
-// The window of a new context: the default one if its cache is of our types.
-void llama_kvforge_window_default(llama_memory_i * memory);
+// What a new context begins with: its window, if the cache is of our types. Throws if its
+// memory is of a kind that they are not for.
+void llama_kvforge_begin(llama_memory_i * memory, ggml_type type_k, ggml_type type_v);
