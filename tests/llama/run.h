@@ -62,8 +62,7 @@ static inline struct llama_context_params settings(const struct subject * subjec
 // Set for runs whose keys are centred: every context then begins with it.
 static const char * calibration;
 
-// Set for runs that keep the newest tokens exact, as contexts do by themselves. Copies
-// are lost where a cache is loaded or cut, so that less can be asked of such a run.
+// Set for runs that keep some tokens exact, as contexts do by themselves.
 static bool windowed;
 
 static inline struct llama_context * open_with(const struct subject * subject, struct llama_context_params params) {
@@ -192,13 +191,8 @@ static inline void expect_same(const struct run * run, const struct run * expect
 // Tokens that must be as expected where sums are rounded in another way.
 enum { AT_LEAST = 16 };
 
-// The same numbers, too: what came out of the same bytes of cache. Where copies of the
-// last tokens are gone, at least text that begins alike.
+// The same numbers, too: what came out of the same bytes of cache.
 static inline void expect_identical(const struct run * run, const struct run * expected, const char * what) {
-    if (windowed) {
-        expect_alike(run, expected, AT_LEAST, what);
-        return;
-    }
     expect(memcmp(run, expected, sizeof(*run)) == 0, "%s: the same tokens, and logits to the last bit", what);
 }
 

@@ -30,7 +30,11 @@ static struct run plain_run(const struct subject * subject) {
 
     remove_tail(ctx, subject);
     const struct run reused = continue_prompt(ctx, subject);
-    expect_identical(&reused, &expected, "prefix reused");
+    if (windowed) { // copies of the tokens before have gone to make room for others
+        expect_alike(&reused, &expected, AT_LEAST, "prefix reused");
+    } else {
+        expect_identical(&reused, &expected, "prefix reused");
+    }
 
     llama_memory_clear(llama_get_memory(ctx), true);
     const struct run without = continue_prompt(ctx, subject);

@@ -14,6 +14,7 @@ extern "C" {
 #include "ggml-backend.h"
 #include "llama-kvforge.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -209,7 +210,7 @@ struct session {
         w.type_k = type_k;
         w.type_v = type_v;
         w.n_window = n_window < 0 ? LLAMA_KVFORGE_WINDOW : n_window;
-        w.n_first  = std::max(n_first, 0);
+        w.n_first  = n_first < 0 ? LLAMA_KVFORGE_FIRST : n_first;
         w.n_swa    = llama_model_n_swa(model);
         llama_context_params params = llama_context_default_params();
         params.n_ctx           = CELLS*n_seqs;
@@ -389,9 +390,9 @@ int main(int argc, char ** argv) {
             s->remove(0, pos + 3, -1);
         }
         s->judge("drafts of 15 tokens, 12 of them taken back each time");
-        s->remove(0, 50, -1); // too far: older copies have gone, and new ones come
+        s->remove(0, 50, -1); // too far: older copies have gone, but for the first, and new ones come
         for (token & t : s->w.tokens) {
-            t.exact = false;
+            t.exact = t.pos < s->w.n_first;
         }
         s->feed_in(50, 40, 1);
         s->judge("a prefix used again");
@@ -452,25 +453,49 @@ int main(int argc, char ** argv) {
     } else {
         printf("not run: shifted tokens: keys of this type cannot be shifted\n");
     }
-    { // a state holds the cache, not the copies
+    { // a state holds the copies, too; into an empty cache, which is filled from its first cell on
         auto s = open(-1, -1);
         s->feed_in(0, 90, 45);
         std::vector<uint8_t> state(llama_state_seq_get_size(s->ctx, 0));
         llama_state_seq_get_data(s->ctx, state.data(), state.size(), 0);
-        expect(llama_kvforge_window_used(s->ctx, 0) >= LLAMA_KVFORGE_WINDOW, "there are copies before a state is loaded");
-        const bool loaded = llama_state_seq_set_data(s->ctx, state.data(), state.size(), 0) == state.size();
-        expect(loaded && llama_kvforge_window_used(s->ctx, 0) == 0, "a loaded state takes its cells' copies away");
-        session other(model, text, type_k, type_v, -1, -1);
-        if (llama_state_seq_set_data(other.ctx, state.data(), state.size(), 0) != state.size()) {
-            give_up("a state cannot be loaded");
+        for (bool dropped : { false, true }) {
+            session other(model, text, type_k, type_v, -1, -1);
+            if (llama_state_seq_set_data(other.ctx, state.data(), state.size(), 0) != state.size()) {
+                give_up("a state cannot be loaded");
+            }
+            other.w.tokens = s->w.tokens;
+            if (dropped) {
+                llama_kvforge_window_drop(other.ctx);
+                other.forget_copies();
+            }
+            other.feed_in(90, 20, 1);
+            other.feed_in(110, 40, 40);
+            other.judge(dropped ? "a loaded state, its copies dropped" : "a loaded state");
         }
-        other.w.tokens = s->w.tokens; // an empty cache is filled from its first cell on
-        for (token & t : other.w.tokens) {
-            t.exact = false;
+        session none(model, text, type_k, type_v, 0, 0);
+        none.w.tokens = s->w.tokens;
+        const bool loaded = llama_state_seq_set_data(none.ctx, state.data(), state.size(), 0) == state.size();
+        none.feed_in(90, 40, 40);
+        none.judge("a state loaded where there is no window", false);
+        expect(loaded && llama_kvforge_window_used(none.ctx, 0) == 0, "copies of a state are left where there is no window");
+
+        // into a cache that is in use: into cells that others have had
+        const uint32_t used = llama_kvforge_window_used(s->ctx, 0);
+        const bool again = llama_state_seq_set_data(s->ctx, state.data(), state.size(), 0) == state.size();
+        expect(again && used >= LLAMA_KVFORGE_WINDOW && llama_kvforge_window_used(s->ctx, 0) == used, "as many copies as before, loaded again");
+
+        // cut off, and damaged, anywhere in what was added: refused, and nothing is left
+        for (size_t cut = 1; cut < 4000; cut = cut*3 + 1) {
+            const bool refused = llama_state_seq_set_data(s->ctx, state.data(), state.size() - cut, 0) == 0;
+            expect(refused && llama_kvforge_window_used(s->ctx, 0) == 0, "a state that is cut off leaves no copies");
         }
-        other.feed_in(90, 20, 1);
-        other.feed_in(110, 40, 40);
-        other.judge("a loaded state");
+        const uint32_t mark = 0x7776666b;
+        const auto at = std::search(state.begin(), state.end(), (const uint8_t *) &mark, (const uint8_t *) (&mark + 1));
+        for (size_t offset : { 0, 4, 8 }) { // the mark, how many, which token
+            auto damaged = state;
+            damaged[at - state.begin() + offset + 3] = 0x7f;
+            expect(llama_state_seq_set_data(s->ctx, damaged.data(), damaged.size(), 0) == 0, "a damaged state is refused");
+        }
     }
     llama_model_free(model);
     llama_backend_free();

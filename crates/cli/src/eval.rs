@@ -50,8 +50,8 @@ pub struct Args {
         default_value = "0,32"
     )]
     window: Vec<u32>,
-    /// First tokens that are kept exact, too: a run for each, with each --window
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "0")]
+    /// First tokens that are kept exact, too: a run for each, with each --window but 0
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "4")]
     first: Vec<u32>,
     /// Tokens of a chunk; the second half of each is scored
     #[arg(long, value_name = "N", default_value_t = 1024)]

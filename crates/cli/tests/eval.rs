@@ -274,14 +274,14 @@ fn the_page_is_well_formed_and_needs_nothing_else() {
         markdown.contains("| q4_polar | 5.125 | refused: K cache type"),
         "{markdown}"
     );
-    let windowed = "tbq4_0/tbq3_0, centred, window 32";
+    let windowed = "tbq4_0/tbq3_0, centred, window 32, first 4";
     assert!(
-        markdown.contains(&format!("| {windowed} | 6 | 0.0100 ± 0.0010 |")),
+        markdown.contains(&format!("| {windowed} | 6.25 | 0.0100 ± 0.0010 |")),
         "{markdown}"
     );
     let plot = page.split("<svg").nth(1).unwrap();
-    assert!(plot.contains(&format!("{windowed} at 6.00 bits: ")));
-    assert!(plot.contains(">tbq4_0/tbq3_0, window 32</text>"), "{plot}");
+    assert!(plot.contains(&format!("{windowed} at 6.25 bits: ")));
+    assert!(plot.contains(">tbq4_0/tbq3_0, window 32, first 4</text>"), "{plot}");
 }
 
 #[test]

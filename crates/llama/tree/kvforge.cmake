@@ -94,7 +94,7 @@ endfunction()
 # model's keys
 function(kvforge_add_to_llama target)
     set(sources ${KVFORGE_DIR}/llama-kvforge-centre.cpp ${KVFORGE_DIR}/llama-kvforge-keys.cpp
-        ${KVFORGE_DIR}/llama-kvforge-window.cpp)
+        ${KVFORGE_DIR}/llama-kvforge-window.cpp ${KVFORGE_DIR}/llama-kvforge-window-graph.cpp)
     target_sources(${target} PRIVATE ${sources} ${KVFORGE_DIR}/llama-kvforge.h)
     set_source_files_properties(${sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     if (LLAMA_BUILD_TOOLS)

@@ -64,8 +64,10 @@ void llama_kvforge_state_begin(llama_memory_i * memory);
 bool llama_kvforge_state_end  (llama_memory_i * memory);
 
 // Both functions of llama-kvforge.h for programs that take these from their users: an
-// empty path is no calibration, a negative number what the context has by itself.
+// empty path is no calibration, a negative number what the context has by itself, and no
+// window means no first tokens either, unless they are asked for.
 inline bool llama_kvforge_set_up(llama_context * ctx, const char * calibration, int32_t n_window, int32_t n_first) {
+    n_first = n_window == 0 && n_first < 0 ? 0 : n_first;
     return (!calibration || !*calibration || llama_kvforge_set_calibration(ctx, calibration))
         && ((n_window < 0 && n_first < 0) || llama_kvforge_set_window(ctx, n_window, n_first));
 }

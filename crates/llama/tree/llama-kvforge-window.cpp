@@ -1,26 +1,22 @@
+// The window of a cache: which tokens have copies, and the memory that holds them.
+
 #include "llama-kvforge-access.h"
 #include "ggml-kvforge.h"
 
-#include "llama-graph.h"
 #include "llama-impl.h"
+#include "llama-io.h"
 #include "llama-memory-hybrid.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-recurrent.h"
 
 #include <algorithm>
 #include <climits>
-#include <cstring>
 #include <map>
 #include <stdexcept>
 
 using window_t = llama_kvforge_window;
 
 namespace {
-
-// Slots of a stream beyond the windows of its sequences: so many tokens can be written
-// before attention has read the oldest of a window, and taken back again without leaving a
-// gap in it.
-constexpr uint32_t SLACK = 16;
 
 // Many sequences that share a small cache share this part of its size, the newest tokens of
 // each first: the ring stays small beside the cache.
@@ -41,23 +37,6 @@ std::vector<llama_kv_cache *> caches_of(llama_memory_i * memory) {
         return { windowed->get_base(), windowed->get_swa() };
     }
     if (auto * cache = dynamic_cast<llama_kv_cache *>(memory)) {
-        return { cache };
-    }
-    return {};
-}
-
-// the same of what a graph is built from
-std::vector<const llama_kv_cache_context *> contexts_of(const llama_memory_context_i * memory) {
-    if (const auto * hybrid = dynamic_cast<const llama_memory_hybrid_context *>(memory)) {
-        return { hybrid->get_attn() };
-    }
-    if (const auto * hybrid = dynamic_cast<const llama_memory_hybrid_iswa_context *>(memory)) {
-        return contexts_of(hybrid->get_attn());
-    }
-    if (const auto * windowed = dynamic_cast<const llama_kv_cache_iswa_context *>(memory)) {
-        return { windowed->get_base(), windowed->get_swa() };
-    }
-    if (const auto * cache = dynamic_cast<const llama_kv_cache_context *>(memory)) {
         return { cache };
     }
     return {};
@@ -88,6 +67,17 @@ struct distances {
     }
 };
 
+// Once the tokens of all sequences of a stream are in the cache.
+distances from_next(const llama_kv_cells & cells, uint32_t n_first) {
+    distances far { cells, n_first, {} };
+    for (llama_seq_id seq = 0; seq < LLAMA_MAX_SEQ; seq++) {
+        if (cells.seq_pos_max(seq) >= 0) {
+            far.asking.push_back({ seq, cells.seq_pos_max(seq) + 1 });
+        }
+    }
+    return far;
+}
+
 struct token { uint32_t index; uint32_t cell; llama_pos pos; };
 
 // Slots for tokens of one stream: [i] is that of tokens[i], or UINT32_MAX. If they come
@@ -116,113 +106,6 @@ std::vector<uint32_t> place(const window_t & w, const std::vector<window_t::slot
     return placed;
 }
 
-// --- inputs of a graph ------------------------------------------------------------
-
-class window_input : public llm_graph_input_i {
-public:
-    window_input(llama_kv_cache & cache, const ggml_tensor * whole) : cache(cache), whole(whole) {}
-
-    llama_kv_cache &    cache;
-    const ggml_tensor * whole; // the mask that attention would have without a window
-
-    bool     first     = false;
-    uint32_t n_written = 0;
-
-    ggml_tensor * mask   = nullptr; // of the cache, [n_kv, tokens, 1, streams]
-    ggml_tensor * exact  = nullptr; // of the copies, [slots, then the ubatch's own tokens; tokens, 1, streams]
-    ggml_tensor * rows   = nullptr; // where tokens are written
-    ggml_tensor * tokens = nullptr; // which ones; null: all of them
-
-    std::vector<const ggml_tensor *> read; // keys of caches that have their copies in this graph
-
-    // behind the input that sets the whole mask: a graph sets them in the order in which
-    // they came into it
-    void set_input(const llama_ubatch * ubatch) override {
-        const window_t & w = access_to::of(cache).window;
-        const auto & now = w.now;
-
-        // what is read exact moves from one mask into the other, whatever it is
-        memcpy(mask->data, whole->data, ggml_nbytes(mask));
-        const ggml_fp16_t hidden = ggml_fp32_to_fp16(-INFINITY);
-        auto * from = (ggml_fp16_t *) mask->data;
-        auto * to   = (ggml_fp16_t *) exact->data;
-        std::fill(to, to + ggml_nelements(exact), hidden);
-        for (size_t s = 0; s < now.copies.size(); s++) {
-            for (uint32_t i = 0; i < now.n_tokens; i++, from += mask->ne[0], to += exact->ne[0]) {
-                const llama_pos pos = ubatch->pos[s*now.n_tokens + i];
-                for (const auto & copy : now.copies[s]) {
-                    if (pos - copy.pos < (llama_pos) w.n || copy.pos < (llama_pos) w.n_first) {
-                        to[copy.column] = from[copy.cell];
-                        from[copy.cell] = hidden;
-                    }
-                }
-            }
-        }
-        if (rows) {
-            ggml_backend_tensor_set(rows, now.rows.data(), 0, ggml_nbytes(rows));
-        }
-        if (tokens) {
-            ggml_backend_tensor_set(tokens, now.tokens.data(), 0, ggml_nbytes(tokens));
-        }
-    }
-
-    bool can_reuse(const llm_graph_params &) override {
-        const window_t & w = access_to::of(cache).window;
-        const auto & now = w.now;
-        return mask->ne[0] == now.n_kv && mask->ne[1] == now.n_tokens && mask->ne[3] == (int64_t) now.copies.size()
-            && exact->ne[0] == w.n_slots + (first ? 0 : now.n_tokens)
-            && first == now.first && n_written == now.tokens.size();
-    }
-};
-
-ggml_tensor * input(ggml_tensor * t, const char * name) {
-    ggml_set_input(t);
-    ggml_set_name(t, name);
-    return t;
-}
-
-window_input & input_of(llm_graph_result & res, ggml_context * ctx, ggml_cgraph * gf, const llama_kv_cache_context & context, ggml_tensor * mask) {
-    llama_kv_cache & cache = access_to::cache_of(context);
-    for (const auto & known : res.inputs) {
-        auto * own = dynamic_cast<window_input *>(known.get());
-        if (own && &own->cache == &cache && own->whole == mask) {
-            return *own;
-        }
-    }
-    const window_t & w = access_to::of(cache).window;
-    auto made = std::make_unique<window_input>(cache, mask);
-    ggml_build_forward_expand(gf, mask); // it gets memory although no operation may read it
-    const int64_t n_tokens = mask->ne[1];
-    const int64_t n_all    = mask->ne[1]*mask->ne[3];
-    if (access_to::reserves(context)) {
-        made->first     = n_tokens <= SLACK;
-        made->n_written = made->first ? n_all : std::min<int64_t>(n_all, w.n_slots*mask->ne[3]);
-    } else {
-        made->first     = w.now.first;
-        made->n_written = w.now.tokens.size();
-    }
-    made->mask  = input(ggml_new_tensor_4d(ctx, GGML_TYPE_F16, mask->ne[0], n_tokens, 1, mask->ne[3]), "kvforge_window_cache_mask");
-    made->exact = input(ggml_new_tensor_4d(ctx, GGML_TYPE_F16, w.n_slots + (made->first ? 0 : n_tokens), n_tokens, 1, mask->ne[3]), "kvforge_window_mask");
-    if (made->n_written > 0) {
-        made->rows = input(ggml_new_tensor_1d(ctx, GGML_TYPE_I64, made->n_written), "kvforge_window_rows");
-        if (!made->first) {
-            made->tokens = input(ggml_new_tensor_1d(ctx, GGML_TYPE_I32, made->n_written), "kvforge_window_tokens");
-        }
-    }
-    return static_cast<window_input &>(*res.add_input(std::move(made)));
-}
-
-// the tokens that the graph stores in this part of the cache, [values of a cell, tokens]; null: none
-ggml_tensor * stored(ggml_cgraph * gf, const ggml_tensor * cache) {
-    for (int i = ggml_graph_n_nodes(gf) - 1; i >= 0; i--) {
-        const ggml_tensor * node = ggml_graph_node(gf, i);
-        if (node->op == GGML_OP_SET_ROWS && node->view_src == cache) {
-            return node->src[0];
-        }
-    }
-    return nullptr;
-}
-
 // --- memory -----------------------------------------------------------------------
 
 window_t make(const llama_kv_cache & cache, uint32_t n, uint32_t n_first) {
@@ -235,7 +118,7 @@ window_t make(const llama_kv_cache & cache, uint32_t n, uint32_t n_first) {
         return w;
     }
     const uint32_t n_each = w.n + w.n_first;
-    w.n_slots = std::min<uint64_t>((uint64_t) n_seqs*n_each, std::max(n_each, cache.get_size()/SHARED_PART)) + SLACK;
+    w.n_slots = std::min<uint64_t>((uint64_t) n_seqs*n_each, std::max(n_each, cache.get_size()/SHARED_PART)) + w.SLACK;
     w.slots.assign(n_streams, std::vector<window_t::slot>(w.n_slots));
     w.layers.resize(access_to::n_layers(cache));
 
@@ -327,12 +210,7 @@ void llama_kvforge_window_apply(llama_kv_cache & cache, const std::vector<llama_
     std::vector<distances> during, later;
     for (size_t s = 0; s < strm.size(); s++) {
         const llama_kv_cells & cells = access_to::streams(cache)[strm[s]];
-        later.push_back({ cells, w.n_first, {} });
-        for (llama_seq_id seq = 0; seq < LLAMA_MAX_SEQ; seq++) {
-            if (cells.seq_pos_max(seq) >= 0) {
-                later[s].asking.push_back({ seq, cells.seq_pos_max(seq) + 1 });
-            }
-        }
+        later.push_back(from_next(cells, w.n_first));
         during.push_back(later[s]);
         for (uint32_t i = 0; i < now.n_tokens; i++) {
             const uint32_t index = s*now.n_tokens + i;
@@ -383,74 +261,6 @@ void llama_kvforge_window_apply(llama_kv_cache & cache, const std::vector<llama_
     w.now = std::move(now);
 }
 
-void llama_kvforge_window_attach(llm_graph_result & res, ggml_context * ctx, ggml_cgraph * gf,
-        const llama_memory_context_i * memory, ggml_tensor * attention) {
-    const ggml_tensor * k    = attention->src[1];
-    const ggml_tensor * v    = attention->src[2];
-    ggml_tensor *       mask = attention->src[3];
-    if (!k->view_src || !v->view_src || !mask || mask->op != GGML_OP_NONE || mask->type != GGML_TYPE_F16) {
-        return;
-    }
-    for (const auto * context : contexts_of(memory)) {
-        llama_kv_cache & cache = access_to::cache_of(*context);
-        const window_t & w = access_to::of(cache).window;
-        size_t ikv = 0;
-        while (ikv < w.layers.size() && access_to::keys(cache, ikv) != k->view_src) {
-            ikv++;
-        }
-        if (ikv == w.layers.size() || access_to::values(cache, ikv) != v->view_src) {
-            continue;
-        }
-        ggml_tensor * k_cur = stored(gf, k->view_src);
-        ggml_tensor * v_cur = stored(gf, v->view_src);
-        if (!k_cur || !v_cur) {
-            return;
-        }
-        window_input & in = input_of(res, ctx, gf, *context, mask);
-        // a layer that reads keys which another one has stored and read: by now the ring
-        // may be one ubatch further
-        if (std::count(in.read.begin(), in.read.end(), k->view_src) > 0) {
-            return;
-        }
-        in.read.push_back(k->view_src);
-
-        const auto write = [&](ggml_tensor * ring, ggml_tensor * cur) {
-            if (in.rows) {
-                cur = in.tokens ? ggml_get_rows(ctx, cur, in.tokens) : cur;
-                ggml_build_forward_expand(gf, ggml_set_rows(ctx, ggml_reshape_2d(ctx, ring, ring->ne[0], ring->ne[1]*ring->ne[2]), cur, in.rows));
-            }
-        };
-        // [values of a cell, tokens, streams] as attention reads the cache
-        const auto view = [&](ggml_tensor * t, int64_t n_tokens, size_t offset, const ggml_tensor * like) {
-            ggml_tensor * heads = ggml_view_4d(ctx, t, like->ne[0], like->ne[2], n_tokens, like->ne[3],
-                like->ne[0]*t->nb[0], t->nb[1], n_tokens*t->nb[1], offset);
-            return ggml_permute(ctx, heads, 0, 2, 1, 3);
-        };
-        ggml_tensor * ring_k = w.layers[ikv].k;
-        ggml_tensor * ring_v = w.layers[ikv].v;
-        const size_t stream = k->view_offs / k->view_src->nb[2];
-        if (in.first) {
-            write(ring_k, k_cur);
-            write(ring_v, v_cur);
-        }
-        ggml_tensor * k_more = nullptr;
-        ggml_tensor * v_more = nullptr;
-        if (!in.first) {
-            k_more = view(ggml_cast(ctx, k_cur, GGML_TYPE_F16), mask->ne[1], 0, k);
-            v_more = view(ggml_cast(ctx, v_cur, GGML_TYPE_F16), mask->ne[1], 0, v);
-        }
-        attention->src[3] = in.mask;
-        ggml_kvforge_flash_attn_add_exact(attention, in.exact,
-            view(ring_k, w.n_slots, stream*ring_k->nb[2], k), view(ring_v, w.n_slots, stream*ring_v->nb[2], v), k_more, v_more);
-        if (!in.first) {
-            ggml_build_forward_expand(gf, attention);
-            write(ring_k, k_cur);
-            write(ring_v, v_cur);
-        }
-        return;
-    }
-}
-
 void llama_kvforge_window_copy(llama_kv_cache & cache, uint32_t from, uint32_t to) {
     window_t & w = access_to::of(cache).window;
     if (w.n_slots == 0) {
@@ -470,6 +280,101 @@ void llama_kvforge_window_copy(llama_kv_cache & cache, uint32_t from, uint32_t t
     }
 }
 
+// "kfvw"
+static const uint32_t COPIES_MARK = 0x7776666b;
+
+// Tensors of the ring, or, if there is none, what it would have in the place of each.
+static std::vector<std::pair<ggml_tensor *, size_t>> rings(const llama_kv_cache & cache) {
+    const window_t & w = access_to::of(cache).window;
+    std::vector<std::pair<ggml_tensor *, size_t>> all;
+    for (size_t ikv = 0; ikv < access_to::n_layers(cache); ikv++) {
+        if (const ggml_tensor * v = access_to::values(cache, ikv)) {
+            all.push_back({ w.n_slots ? w.layers[ikv].k : nullptr, access_to::keys(cache, ikv)->ne[0]*sizeof(ggml_fp16_t) });
+            all.push_back({ w.n_slots ? w.layers[ikv].v : nullptr, v->ne[0]*sizeof(ggml_fp16_t) });
+        }
+    }
+    return all;
+}
+
+void llama_kvforge_window_write(llama_io_write_i & io, const llama_kv_cache & cache, uint32_t strm, const std::vector<std::pair<uint32_t, uint32_t>> & ranges) {
+    if (!is_ours(cache)) {
+        return;
+    }
+    const window_t & w = access_to::of(cache).window;
+    const auto & cells = access_to::streams(cache)[strm];
+    // which of the saved cells has which slot
+    std::vector<std::pair<uint32_t, uint32_t>> copies;
+    uint32_t saved = 0;
+    for (const auto & [begin, end] : ranges) {
+        for (uint32_t i = 0; i < w.n_slots; i++) {
+            const auto & slot = w.slots[strm][i];
+            if (holds(slot, cells) && slot.cell >= begin && slot.cell < end) {
+                copies.push_back({ saved + slot.cell - begin, i });
+            }
+        }
+        saved += end - begin;
+    }
+    const uint32_t n = copies.size();
+    io.write(&COPIES_MARK, sizeof(COPIES_MARK));
+    io.write(&n, sizeof(n));
+    std::vector<uint8_t> row;
+    for (const auto & [cell, slot] : copies) {
+        io.write(&cell, sizeof(cell));
+        for (const auto & [ring, bytes] : rings(cache)) {
+            row.resize(bytes);
+            ggml_backend_tensor_get(ring, row.data(), strm*ring->nb[2] + slot*ring->nb[1], bytes);
+            io.write(row.data(), bytes);
+        }
+    }
+}
+
+bool llama_kvforge_window_read(llama_io_read_i & io, llama_kv_cache & cache, uint32_t strm, const std::vector<uint32_t> & idxs) {
+    if (!is_ours(cache)) {
+        return true;
+    }
+    uint32_t mark, n;
+    io.read(&mark, sizeof(mark));
+    io.read(&n, sizeof(n));
+    if (mark != COPIES_MARK || n > idxs.size()) {
+        LLAMA_LOG_ERROR("kvforge: the saved state is damaged, or was saved by another version: exact copies of tokens are not where they should be. Save it again\n");
+        return false;
+    }
+    window_t & w = access_to::of(cache).window;
+    const auto & cells = access_to::streams(cache)[strm];
+    const auto tensors = rings(cache);
+    std::vector<token> tokens;
+    std::vector<std::vector<uint8_t>> rows(n*tensors.size());
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t index;
+        io.read(&index, sizeof(index));
+        if (index >= idxs.size()) {
+            LLAMA_LOG_ERROR("kvforge: the saved state is damaged: an exact copy of token %u of %zu. Save it again\n", index, idxs.size());
+            return false;
+        }
+        tokens.push_back({ i, idxs[index], cells.pos_get(idxs[index]) });
+        for (size_t t = 0; t < tensors.size(); t++) {
+            auto & row = rows[i*tensors.size() + t];
+            row.resize(tensors[t].second);
+            io.read(row.data(), row.size());
+        }
+    }
+    if (w.n_slots == 0) {
+        return true;
+    }
+    const auto placed = place(w, w.slots[strm], tokens, from_next(cells, w.n_first), false);
+    for (const token & t : tokens) {
+        const uint32_t slot = placed[t.index];
+        for (size_t i = 0; i < tensors.size() && slot != UINT32_MAX; i++) {
+            const auto & row = rows[t.index*tensors.size() + i];
+            ggml_backend_tensor_set(tensors[i].first, row.data(), strm*tensors[i].first->nb[2] + slot*tensors[i].first->nb[1], row.size());
+        }
+        if (slot != UINT32_MAX) {
+            w.slots[strm][slot] = { t.cell, cells.kvforge_taken(t.cell), t.pos };
+        }
+    }
+    return true;
+}
+
 void llama_kvforge_begin(llama_memory_i * memory, ggml_type type_k, ggml_type type_v) {
     if (!memory || !(ggml_kvforge_is(type_k) || ggml_kvforge_is(type_v)) || dynamic_cast<llama_memory_recurrent *>(memory)) {
         return;
@@ -478,7 +383,7 @@ void llama_kvforge_begin(llama_memory_i * memory, ggml_type type_k, ggml_type ty
         throw std::runtime_error(std::string("kvforge: cache types ") + ggml_type_name(type_k) + "/" + ggml_type_name(type_v) +
             " are not for this model, which looks its keys up in ways of its own (sparse attention): choose another type");
     }
-    set_window(memory, LLAMA_KVFORGE_WINDOW, 0);
+    set_window(memory, LLAMA_KVFORGE_WINDOW, LLAMA_KVFORGE_FIRST);
 }
 
 bool llama_kvforge_set_window(llama_context * ctx, int32_t n_window, int32_t n_first) {

@@ -4,7 +4,7 @@
 // Every token is coded into the cache, and copied as f16 into a slot of a small ring.
 // A query then reads the keys of its last `n` positions from the copies, and all others
 // from the cache. The ring is only a better copy: whatever is not in it is read from the
-// cache, so that losing it (a loaded state, a shift) costs accuracy until it is full
+// cache, so that losing it (a shift, a prefix used again) costs accuracy until it is full
 // again, and never makes anything wrong. A slot knows the cell that it is a copy of and
 // how often that cell has been taken since: a cell that holds something else by now has
 // no copy.
@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+class llama_io_read_i;
+class llama_io_write_i;
 class llama_kv_cache;
 class llama_kv_cells;
 class llm_graph_result;
@@ -27,6 +29,11 @@ struct llama_ubatch;
 
 // What a cache holds of it. Streams are those of the cache.
 struct llama_kvforge_window {
+    // Slots of a stream beyond the windows of its sequences: so many tokens can be written
+    // before attention has read the oldest of a window, and taken back again without
+    // leaving a gap in it.
+    static constexpr uint32_t SLACK = 16;
+
     uint32_t n       = 0; // newest positions of a sequence that its queries read exact; 0: no window
     uint32_t n_first = 0; // first positions of every sequence, too
     uint32_t n_slots = 0; // of a stream
@@ -77,6 +84,12 @@ void llama_kvforge_window_attach(llm_graph_result & res, ggml_context * ctx, ggm
 
 // Copies a stream's ring together with the stream.
 void llama_kvforge_window_copy(llama_kv_cache & cache, uint32_t from, uint32_t to);
+
+// Saved states of caches of our types: behind the tokens of a stream stand the exact copies
+// of those that have one. Cells are `ranges`, or `idxs` where they are loaded to. False, with
+// a line in the log, if what is read cannot be that.
+void llama_kvforge_window_write(llama_io_write_i & io, const llama_kv_cache & cache, uint32_t strm, const std::vector<std::pair<uint32_t, uint32_t>> & ranges);
+bool llama_kvforge_window_read (llama_io_read_i & io, llama_kv_cache & cache, uint32_t strm, const std::vector<uint32_t> & idxs);
 
 // What a new context begins with: its window, if the cache is of our types. Throws if its
 // memory is of a kind that they are not for.

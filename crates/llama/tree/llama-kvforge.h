@@ -34,7 +34,8 @@ LLAMA_API const float * llama_kvforge_centre_of(const struct llama_context * ctx
 
 // Lets queries read the newest `n_window` tokens of their sequence exact, from a small
 // f16 ring beside the cache, and the `n_first` first ones; 0 and 0 for none. A context
-// whose cache is of kvforge's types starts with LLAMA_KVFORGE_WINDOW. Which keys are read
+// whose cache is of kvforge's types starts with LLAMA_KVFORGE_WINDOW and LLAMA_KVFORGE_FIRST:
+// attention rests on the first tokens when it looks for nothing. Which keys are read
 // exact depends on positions alone, not on how tokens are batched. Other cache types
 // have no window: the call changes nothing for them and says so in the log.
 //
@@ -42,9 +43,9 @@ LLAMA_API const float * llama_kvforge_centre_of(const struct llama_context * ctx
 // ring starts empty. Returns false, says why in the log and changes nothing if there is
 // no memory for it.
 //
-// A saved state does not hold the ring: after loading one, tokens are read from the cache
-// until new ones have come.
+// A saved state of such a cache holds the ring, too.
 #define LLAMA_KVFORGE_WINDOW 32
+#define LLAMA_KVFORGE_FIRST  4
 LLAMA_API bool llama_kvforge_set_window(struct llama_context * ctx, int32_t n_window, int32_t n_first);
 
 // Tokens of a sequence that can be read exact at the moment.

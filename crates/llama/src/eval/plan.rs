@@ -137,7 +137,8 @@ impl Run {
 
 /// The floor, the peers, then what was asked for; each of them also centred if there is a
 /// calibration. Types of ours run once more with each pair of a window of `windows` and
-/// first tokens of `firsts`, in the better way: centred if they can be. They run without a
+/// first tokens of `firsts`, in the better way: centred if they can be. No window means no
+/// first tokens either, as in the tree. They run without a
 /// window only if that is one of the pairs. Nothing twice.
 pub(crate) fn runs(asked: &[Pair], calibrated: bool, windows: &[u32], firsts: &[u32]) -> Vec<Run> {
     let always = [F16].into_iter().chain(PEERS).map(Pair::both);
@@ -150,7 +151,8 @@ pub(crate) fn runs(asked: &[Pair], calibrated: bool, windows: &[u32], firsts: &[
     let ways: &[bool] = if calibrated { &[false, true] } else { &[false] };
     let exact = windows
         .iter()
-        .flat_map(|&window| firsts.iter().map(move |&first| (window, first)));
+        .flat_map(|&window| firsts.iter().map(move |&first| (window, first)))
+        .map(|(window, first)| (window, if window == 0 { 0 } else { first }));
     let exact: Vec<(u32, u32)> = exact.collect();
     let mut runs: Vec<Run> = vec![];
     for pair in pairs {
@@ -255,7 +257,6 @@ mod tests {
             [
                 "",
                 "-centred",
-                "-centred-first4",
                 "-centred-window32",
                 "-centred-window32-first4"
             ]
