@@ -281,7 +281,10 @@ fn the_page_is_well_formed_and_needs_nothing_else() {
     );
     let plot = page.split("<svg").nth(1).unwrap();
     assert!(plot.contains(&format!("{windowed} at 6.25 bits: ")));
-    assert!(plot.contains(">tbq4_0/tbq3_0, window 32, first 4</text>"), "{plot}");
+    assert!(
+        plot.contains(">tbq4_0/tbq3_0, window 32, first 4</text>"),
+        "{plot}"
+    );
 }
 
 #[test]

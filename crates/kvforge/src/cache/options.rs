@@ -31,7 +31,9 @@ pub struct KvCacheOptions {
     /// Newest positions that a query reads from exact copies, its own included; 0 for
     /// none.
     pub window: usize,
-    /// First positions that are read from exact copies as well.
+    /// First positions that are read from exact copies as well; 0 unless asked for. Worth
+    /// more than a longer window where attention rests on a model's first tokens: a shipped
+    /// tree keeps 4 (figures: docs/quality.md).
     pub sinks: usize,
     /// Sequences that the cache has.
     pub sequences: usize,

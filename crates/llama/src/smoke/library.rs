@@ -92,23 +92,31 @@ pub(crate) fn made_from(build_dir: &Path) -> Option<PathBuf> {
 /// was built: the library is then not made of what is there now.
 pub(crate) fn newer_source(sources: &Path, library: &Path) -> io::Result<Option<PathBuf>> {
     let base = library.file_name() == Some(file_name("ggml-base").as_ref());
-    // Rust and C go into ggml-base, C++ into the CPU backend. A header may be
-    // for either, or for tests.
-    let extensions: &[&str] = if base { &["rs", "c"] } else { &["cpp"] };
     let built = fs::metadata(library)?.modified()?;
-    let newest = newest(sources, extensions)?;
+    let newest = newest(sources, base)?;
     Ok(newest.and_then(|(changed, path)| (changed > built).then_some(path)))
 }
 
-/// The file that was changed last, of those with one of the extensions.
-fn newest(folder: &Path, extensions: &[&str]) -> io::Result<Option<(SystemTime, PathBuf)>> {
+/// Whether a file goes into ggml-base, or else into the CPU backend. A header may be for
+/// either, or for tests, and what is named after llama is for libllama.
+fn goes_into(base: bool, path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("rs" | "c") => base,
+        Some("cpp") if name.starts_with("llama-") => false,
+        Some("cpp") => base == (name == "ggml-kvforge-cache.cpp"),
+        _ => false,
+    }
+}
+
+/// The file that was changed last, of those that go into a library.
+fn newest(folder: &Path, base: bool) -> io::Result<Option<(SystemTime, PathBuf)>> {
     let mut found: Option<(SystemTime, PathBuf)> = None;
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        let wanted = |e: &&str| path.extension().is_some_and(|found| found == *e);
         let candidate = if path.is_dir() {
-            newest(&path, extensions)?
-        } else if extensions.iter().any(wanted) {
+            newest(&path, base)?
+        } else if goes_into(base, &path) {
             Some((fs::metadata(&path)?.modified()?, path))
         } else {
             None
@@ -189,13 +197,20 @@ mod tests {
         at(&base, 1000);
         at(&cpu, 1000);
         at(&sources.join("rust/lib.rs"), 900);
-        // Goes into neither.
+        // Go into neither.
         at(&sources.join("manifest.json"), 2000);
+        at(&sources.join("llama-kvforge-window.cpp"), 2000);
         assert_eq!((newer(&base), newer(&cpu)), (None, None));
         let (kernel, glue) = (sources.join("rust/cpu/kernel.rs"), sources.join("x.cpp"));
         at(&kernel, 1001);
         assert_eq!((newer(&base), newer(&cpu)), (Some(kernel.clone()), None));
         at(&glue, 1001);
-        assert_eq!((newer(&base), newer(&cpu)), (Some(kernel), Some(glue)));
+        assert_eq!(
+            (newer(&base), newer(&cpu)),
+            (Some(kernel), Some(glue.clone()))
+        );
+        let cache = sources.join("ggml-kvforge-cache.cpp");
+        at(&cache, 1002);
+        assert_eq!((newer(&base), newer(&cpu)), (Some(cache), Some(glue)));
     }
 }
