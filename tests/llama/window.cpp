@@ -366,6 +366,11 @@ int main(int argc, char ** argv) {
         s->feed_in(900, 20, 1);
         s->judge("900 tokens");
     }
+    { // in batches of more than a graph takes: where the last ones go is tried out first
+        auto s = open(-1, -1);
+        s->feed_in(0, 1000, 500);
+        s->judge("1000 tokens, in batches of 500");
+    }
     { // the ring is only a better copy
         auto s = open(-1, -1);
         unsigned random = 7;

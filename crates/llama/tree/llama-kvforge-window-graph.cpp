@@ -52,7 +52,7 @@ public:
     // behind the input that sets the whole mask: a graph sets them in the order in which
     // they came into it
     void set_input(const llama_ubatch * ubatch) override {
-        const window_t & w = access_to::of(cache).window;
+        window_t & w = access_to::of(cache).window;
         const auto & now = w.now;
 
         // what is read exact moves from one mask into the other, whatever it is
@@ -70,6 +70,12 @@ public:
                         from[copy.cell] = hidden;
                     }
                 }
+            }
+        }
+        const auto has_ring = [](const window_t::layer & layer) { return layer.k != nullptr; };
+        if ((size_t) std::count_if(w.layers.begin(), w.layers.end(), has_ring) == read.size()) {
+            for (const auto & [stream, slot, what] : now.pending) {
+                w.slots[stream][slot] = what;
             }
         }
         if (rows) {
@@ -109,7 +115,7 @@ window_input & input_of(llm_graph_result & res, ggml_context * ctx, ggml_cgraph 
     const int64_t n_tokens = mask->ne[1];
     const int64_t n_all    = mask->ne[1]*mask->ne[3];
     if (access_to::reserves(context)) {
-        made->first     = n_tokens <= w.SLACK;
+        made->first     = n_all <= w.SLACK;
         made->n_written = made->first ? n_all : std::min<int64_t>(n_all, w.n_slots*mask->ne[3]);
     } else {
         made->first     = w.now.first;

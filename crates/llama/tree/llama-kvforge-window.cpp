@@ -23,6 +23,9 @@ namespace {
 constexpr uint32_t SHARED_PART = 16;
 
 bool is_ours(const llama_kv_cache & cache) {
+    if (access_to::n_layers(cache) == 0) {
+        return false;
+    }
     return ggml_kvforge_is(cache.type_k()) || (access_to::values(cache, 0) && ggml_kvforge_is(cache.type_v()));
 }
 
@@ -53,6 +56,7 @@ bool holds(const window_t::slot & slot, const llama_kv_cells & cells) {
 // sequence that asks for the oldest ones.
 struct distances {
     const llama_kv_cells & cells;
+    uint32_t n;
     uint32_t n_first;
     std::vector<std::pair<llama_seq_id, llama_pos>> asking; // by sequence: the position
 
@@ -60,7 +64,9 @@ struct distances {
         int32_t least = INT_MAX;
         for (const auto & [seq, asks] : asking) {
             if (cells.seq_has(cell, seq)) {
-                least = std::min(least, pos < (llama_pos) n_first ? -1 : asks - pos);
+                // the first tokens are as near as the last of the window, so that many
+                // sequences' first ones leave room for their newest
+                least = std::min(least, pos < (llama_pos) n_first ? std::min<int32_t>(asks - pos, std::max(n, 1u) - 1) : asks - pos);
             }
         }
         return least;
@@ -68,8 +74,8 @@ struct distances {
 };
 
 // Once the tokens of all sequences of a stream are in the cache.
-distances from_next(const llama_kv_cells & cells, uint32_t n_first) {
-    distances far { cells, n_first, {} };
+distances from_next(const llama_kv_cells & cells, const window_t & w) {
+    distances far { cells, w.n, w.n_first, {} };
     for (llama_seq_id seq = 0; seq < LLAMA_MAX_SEQ; seq++) {
         if (cells.seq_pos_max(seq) >= 0) {
             far.asking.push_back({ seq, cells.seq_pos_max(seq) + 1 });
@@ -98,7 +104,7 @@ std::vector<uint32_t> place(const window_t & w, const std::vector<window_t::slot
 
     std::vector<uint32_t> placed(tokens.size(), UINT32_MAX);
     for (size_t i = 0; i < std::min(free.size(), wanted.size()); i++) {
-        if (first ? free[i].first < (int32_t) w.n : free[i].first <= wanted[i].first) {
+        if (first ? free[i].first < (int32_t) std::max(w.n, 1u) : free[i].first <= wanted[i].first) {
             break;
         }
         placed[wanted[i].second] = free[i].second;
@@ -114,8 +120,12 @@ window_t make(const llama_kv_cache & cache, uint32_t n, uint32_t n_first) {
     const uint32_t n_seqs    = n_streams == 1 ? cache.get_n_seq_max() : 1;
     w.n       = std::min(n, cache.get_size());
     w.n_first = std::min(n_first, cache.get_size());
-    if (w.n == 0 && w.n_first == 0) {
-        return w;
+    bool has_values = false; // else they are part of the keys
+    for (size_t ikv = 0; ikv < access_to::n_layers(cache); ikv++) {
+        has_values = has_values || access_to::values(cache, ikv);
+    }
+    if ((w.n == 0 && w.n_first == 0) || !has_values) {
+        return {};
     }
     const uint32_t n_each = w.n + w.n_first;
     w.n_slots = std::min<uint64_t>((uint64_t) n_seqs*n_each, std::max(n_each, cache.get_size()/SHARED_PART)) + w.SLACK;
@@ -124,7 +134,7 @@ window_t make(const llama_kv_cache & cache, uint32_t n, uint32_t n_first) {
 
     std::map<ggml_backend_buffer_type_t, std::vector<size_t>> places;
     for (size_t ikv = 0; ikv < w.layers.size(); ikv++) {
-        if (access_to::values(cache, ikv)) { // else they are part of the keys
+        if (access_to::values(cache, ikv)) {
             places[ggml_backend_buffer_get_type(access_to::keys(cache, ikv)->buffer)].push_back(ikv);
         }
     }
@@ -158,11 +168,15 @@ void set_window(llama_memory_i * memory, int32_t n_window, int32_t n_first) {
     std::vector<std::pair<llama_kv_cache *, window_t>> made;
     size_t bytes = 0, cached = 0;
     for (auto * cache : caches) {
-        if (access_to::n_layers(*cache) == 0 || !is_ours(*cache) || access_to::borrows(*cache)) {
+        if (!is_ours(*cache) || access_to::borrows(*cache)) {
             continue;
         }
         if (access_to::values_transposed(*cache)) {
             LLAMA_LOG_WARN("kvforge: no window without flash attention: all tokens are read from the cache\n");
+            return;
+        }
+        if (cache->type_k() == GGML_TYPE_F32 || cache->type_v() == GGML_TYPE_F32) {
+            LLAMA_LOG_WARN("kvforge: no window beside f32, which attention casts: all tokens are read from the cache\n");
             return;
         }
         const window_t & old = access_to::of(*cache).window;
@@ -210,7 +224,7 @@ void llama_kvforge_window_apply(llama_kv_cache & cache, const std::vector<llama_
     std::vector<distances> during, later;
     for (size_t s = 0; s < strm.size(); s++) {
         const llama_kv_cells & cells = access_to::streams(cache)[strm[s]];
-        later.push_back(from_next(cells, w.n_first));
+        later.push_back(from_next(cells, w));
         during.push_back(later[s]);
         for (uint32_t i = 0; i < now.n_tokens; i++) {
             const uint32_t index = s*now.n_tokens + i;
@@ -249,13 +263,17 @@ void llama_kvforge_window_apply(llama_kv_cache & cache, const std::vector<llama_
         for (uint32_t i = 0; i < now.n_tokens; i++) {
             const uint32_t to = placed[s][i];
             if (to != UINT32_MAX) {
-                slots[to] = { tokens[s][i].cell, cells.kvforge_taken(tokens[s][i].cell), tokens[s][i].pos };
+                slots[to] = {}; // its row may be written by some layers, and not by others
+                now.pending.push_back({ strm[s], to, { tokens[s][i].cell, cells.kvforge_taken(tokens[s][i].cell), tokens[s][i].pos } });
                 now.tokens.push_back(tokens[s][i].index);
                 now.rows.push_back((int64_t) strm[s]*w.n_slots + to);
             }
         }
         if (now.first) {
             read_slots();
+            for (uint32_t i = 0; i < now.n_tokens; i++) {
+                copies.push_back({ placed[s][i], tokens[s][i].cell, tokens[s][i].pos });
+            }
         }
     }
     w.now = std::move(now);
@@ -361,7 +379,7 @@ bool llama_kvforge_window_read(llama_io_read_i & io, llama_kv_cache & cache, uin
     if (w.n_slots == 0) {
         return true;
     }
-    const auto placed = place(w, w.slots[strm], tokens, from_next(cells, w.n_first), false);
+    const auto placed = place(w, w.slots[strm], tokens, from_next(cells, w), false);
     for (const token & t : tokens) {
         const uint32_t slot = placed[t.index];
         for (size_t i = 0; i < tensors.size() && slot != UINT32_MAX; i++) {
@@ -399,6 +417,9 @@ bool llama_kvforge_set_window(llama_context * ctx, int32_t n_window, int32_t n_f
 }
 
 uint32_t llama_kvforge_window_used(const llama_context * ctx, llama_seq_id seq) {
+    if (seq < 0 || seq >= LLAMA_MAX_SEQ) {
+        return 0;
+    }
     uint32_t most = 0;
     for (const auto * cache : caches_of(ctx->get_memory())) {
         const window_t & w = access_to::of(*cache).window;

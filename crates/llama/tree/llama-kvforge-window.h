@@ -66,6 +66,12 @@ struct llama_kvforge_window {
         std::vector<std::vector<copy>> copies; // [streams of the ubatch]: what can be read exact
         std::vector<int32_t>           tokens; // of the ubatch, that are written
         std::vector<int64_t>           rows;   // where to, over all streams
+
+        // What slots will hold once a graph has written them in all layers. There are graphs
+        // that store tokens without attention, or in some layers only (of draft models):
+        // those leave no copies.
+        struct written { llama_seq_id stream; uint32_t slot; llama_kvforge_window::slot what; };
+        std::vector<written> pending;
     };
     plan now;
 
