@@ -53,6 +53,7 @@ pub fn check(
     let own = calibrations.small.to_string_lossy();
     let foreign = calibrations.wide.to_string_lossy();
     let mut checks = Checks(0);
+    windowed(log, bench, &mut checks).context("with the window of a context")?;
     shifted(log, bench, &mut checks).context("a prompt without its middle")?;
     for (centred, draft) in [
         (&[][..], &[][..]),
@@ -163,6 +164,26 @@ impl Server {
     }
 }
 
+/// Two slots that begin anew write the same text, with the window that contexts have by
+/// themselves. What is reused has fewer exact copies, so that all else is judged without.
+fn windowed(log: &Log, bench: &Bench<'_>, checks: &mut Checks) -> Result<()> {
+    let server = Server::start(log, bench, TYPE, &["-lv", "4"])?;
+    let said = server.running.printed()?;
+    checks.expect(said.contains("kvforge: window of 32 tokens"), || {
+        "a server does not say that it has a window".into()
+    })?;
+    let first = server.complete(0, PLANETS)?;
+    let second = server.complete(1, PLANETS)?;
+    let fresh = [&first, &second].map(|answer| answer.cached);
+    checks.expect(fresh == [0, 0] && first.text.len() > 40, || {
+        format!("{fresh:?} tokens cached, text `{}`", first.text)
+    })?;
+    checks.same(&second, &first.text, "in the other slot")
+}
+
+/// Without a window of exact tokens.
+const BARE: [&str; 2] = ["--kv-window", "0"];
+
 /// Slots reused, saved, restored, used at once. Returns the text of [`PLANETS`].
 fn slots(
     log: &Log,
@@ -173,7 +194,7 @@ fn slots(
 ) -> Result<String> {
     // the server puts the name behind this as it is
     let path = format!("{}/", folder.display());
-    let options = [&["--slot-save-path", &path], more].concat();
+    let options = [&["--slot-save-path", &path], &BARE[..], more].concat();
     let server = Server::start(log, bench, TYPE, &options)?;
 
     let fresh = server.complete(0, PLANETS)?;
@@ -270,7 +291,7 @@ fn at_once(server: &Server, planets: &str, checks: &mut Checks) -> Result<()> {
 /// with f16, as a control, and with a compressed cache, the text is a fresh prompt's.
 fn shifted(log: &Log, bench: &Bench<'_>, checks: &mut Checks) -> Result<()> {
     for kind in ["f16", TYPE] {
-        let server = Server::start(log, bench, kind, &["--cache-reuse", "8"])?;
+        let server = Server::start(log, bench, kind, &["--cache-reuse", "8", BARE[0], BARE[1]])?;
         server.complete(0, &format!("{BEGIN}{MIDDLE}{END}"))?;
         let short = format!("{BEGIN}{END}");
         let answer = server.complete(0, &short)?;
@@ -307,7 +328,7 @@ fn drafted(
         "-ctvd",
         TYPE,
     ];
-    let server = Server::start(log, bench, TYPE, &[&draft, more].concat())?;
+    let server = Server::start(log, bench, TYPE, &[&draft, &BARE[..], more].concat())?;
     let answer = server.complete(0, PLANETS)?;
     checks.same(&answer, expected, "with a draft model")?;
     // the draft model is the model itself, so it is nearly always right
