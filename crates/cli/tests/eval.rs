@@ -209,34 +209,10 @@ fn the_page_is_well_formed_and_needs_nothing_else() {
     let place = Place::new();
     fs::write(place.at("means"), means(1.0)).unwrap();
     fs::rename(place.at("text.txt"), place.at("a <b> & \"c\".txt")).unwrap();
-    let args = [
-        "--text",
-        "a <b> & \"c\".txt",
-        "--cal",
-        "means",
-        "--copy",
-        "512",
-    ];
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvforge"));
-    command.current_dir(place.tree.path());
-    command.args([
-        "eval",
-        "--tree",
-        ".",
-        "--model",
-        "model.gguf",
-        "-o",
-        "out",
-        "--ctx",
-        "256",
-    ]);
     fs::write(place.at("kv"), capture::capture()).unwrap();
-    let out = command
-        .args(["--chunks", "2", "--capture", "kv"])
-        .args(TYPES)
-        .args(args)
-        .output()
-        .unwrap();
+    let args = ["--cal", "means", "--copy", "512", "--capture", "kv"];
+    let mut command = place.command_on("a <b> & \"c\".txt", &args);
+    let out = command.args(TYPES).output().unwrap();
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
     let page = fs::read_to_string(place.at("out/eval.html")).unwrap();
     for outside in ["http", "src=", "href=", "url(", "@import", "<script"] {

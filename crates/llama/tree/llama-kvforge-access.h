@@ -54,3 +54,14 @@ struct llama_kvforge_access {
 };
 
 using access_to = llama_kvforge_access;
+
+// The caches of plain keys in a memory; none if it keeps something else.
+inline std::vector<llama_kv_cache *> plain_caches_of(llama_memory_i * memory) {
+    if (auto * windowed = dynamic_cast<llama_kv_cache_iswa *>(memory)) {
+        return { windowed->get_base(), windowed->get_swa() };
+    }
+    if (auto * cache = dynamic_cast<llama_kv_cache *>(memory)) {
+        return { cache };
+    }
+    return {};
+}

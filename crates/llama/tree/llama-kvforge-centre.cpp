@@ -35,17 +35,6 @@ struct fnv {
     void add(const std::string & text) { add(text.c_str(), text.size() + 1); }
 };
 
-// The caches of keys in a memory; none if it keeps something else.
-std::vector<llama_kv_cache *> caches_of(llama_memory_i * memory) {
-    if (auto * cache = dynamic_cast<llama_kv_cache *>(memory)) {
-        return { cache };
-    }
-    if (auto * windowed = dynamic_cast<llama_kv_cache_iswa *>(memory)) {
-        return { windowed->get_base(), windowed->get_swa() };
-    }
-    return {};
-}
-
 uint64_t id_of(const centre_t & centre, const llama_kv_cache & cache) {
     fnv id;
     for (size_t ikv = 0; ikv < centre.layers.size(); ikv++) {
@@ -211,7 +200,7 @@ void set_calibration(llama_context & ctx, const char * path) {
     if (!ctx.get_memory()) {
         throw std::runtime_error("this model has no cache");
     }
-    const auto caches = caches_of(ctx.get_memory());
+    const auto caches = plain_caches_of(ctx.get_memory());
     if (caches.empty()) {
         throw std::runtime_error("this model keeps something other than plain keys (compressed or recurrent), which is left as it is: use it without a calibration");
     }
@@ -297,7 +286,7 @@ bool llama_kvforge_set_calibration(llama_context * ctx, const char * path) {
 uint64_t llama_kvforge_centre_id(const llama_context * ctx) {
     fnv id;
     bool any = false;
-    for (auto * cache : caches_of(ctx->get_memory())) {
+    for (auto * cache : plain_caches_of(ctx->get_memory())) {
         const auto & centre = access_to::of(*cache).centre;
         const uint64_t part = centre ? centre->id : 0;
         any = any || part != 0;
@@ -307,7 +296,7 @@ uint64_t llama_kvforge_centre_id(const llama_context * ctx) {
 }
 
 const float * llama_kvforge_centre_of(const llama_context * ctx, int32_t il, size_t * n) {
-    for (auto * cache : caches_of(ctx->get_memory())) {
+    for (auto * cache : plain_caches_of(ctx->get_memory())) {
         const auto & centre = access_to::of(*cache).centre;
         for (size_t ikv = 0; centre && ikv < centre->layers.size(); ikv++) {
             const auto & values = centre->layers[ikv].values;
@@ -427,14 +416,14 @@ bool llama_kvforge_state_read(llama_io_read_i & io, llama_kv_cache & cache, size
 }
 
 void llama_kvforge_state_begin(llama_memory_i * memory) {
-    for (auto * cache : caches_of(memory)) {
+    for (auto * cache : plain_caches_of(memory)) {
         access_to::of(*cache).loading = nullptr;
     }
 }
 
 bool llama_kvforge_state_end(llama_memory_i * memory) {
     bool changed = false;
-    for (auto * cache : caches_of(memory)) {
+    for (auto * cache : plain_caches_of(memory)) {
         auto & own = access_to::of(*cache);
         const auto loaded = std::move(own.loading);
         if (!loaded) {

@@ -29,20 +29,15 @@ bool is_ours(const llama_kv_cache & cache) {
     return ggml_kvforge_is(cache.type_k()) || (access_to::values(cache, 0) && ggml_kvforge_is(cache.type_v()));
 }
 
+// the same, and those beside recurrent layers
 std::vector<llama_kv_cache *> caches_of(llama_memory_i * memory) {
     if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
         return { hybrid->get_mem_attn() };
     }
     if (auto * hybrid = dynamic_cast<llama_memory_hybrid_iswa *>(memory)) {
-        return caches_of(hybrid->get_mem_attn());
+        return plain_caches_of(hybrid->get_mem_attn());
     }
-    if (auto * windowed = dynamic_cast<llama_kv_cache_iswa *>(memory)) {
-        return { windowed->get_base(), windowed->get_swa() };
-    }
-    if (auto * cache = dynamic_cast<llama_kv_cache *>(memory)) {
-        return { cache };
-    }
-    return {};
+    return plain_caches_of(memory);
 }
 
 bool holds(const window_t::slot & slot, const llama_kv_cells & cells) {
@@ -335,10 +330,11 @@ void llama_kvforge_window_write(llama_io_write_i & io, const llama_kv_cache & ca
     const uint32_t n = copies.size();
     io.write(&COPIES_MARK, sizeof(COPIES_MARK));
     io.write(&n, sizeof(n));
+    const auto tensors = rings(cache);
     std::vector<uint8_t> row;
     for (const auto & [cell, slot] : copies) {
         io.write(&cell, sizeof(cell));
-        for (const auto & [ring, bytes] : rings(cache)) {
+        for (const auto & [ring, bytes] : tensors) {
             row.resize(bytes);
             ggml_backend_tensor_get(ring, row.data(), strm*ring->nb[2] + slot*ring->nb[1], bytes);
             io.write(row.data(), bytes);

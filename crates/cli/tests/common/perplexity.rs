@@ -119,6 +119,11 @@ impl Place {
     }
 
     pub fn command(&self, args: &[&str]) -> Command {
+        self.command_on("text.txt", args)
+    }
+
+    /// The same on another text.
+    pub fn command_on(&self, name: &str, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvforge"));
         command.current_dir(self.tree.path());
         command.args([
@@ -128,7 +133,7 @@ impl Place {
             "--model",
             "model.gguf",
             "--text",
-            "text.txt",
+            name,
         ]);
         command.args([
             "-o",
